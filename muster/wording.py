@@ -3,7 +3,7 @@
 Shorter than other modules: it is only what every service needs to write a sentence.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 def counted(number: int, noun: str) -> str:
@@ -12,7 +12,11 @@ def counted(number: int, noun: str) -> str:
 
 
 def name_list(names: Iterable[str], most: int = 5) -> str:
-    """Return the first names as text, and how many more there are."""
-    ordered = sorted(set(names))
-    rest = f" and {len(ordered) - most} more" if len(ordered) > most else ""
-    return ", ".join(ordered[:most]) + rest
+    """Return the first names by alphabet, and how many more there are."""
+    return listed(sorted(set(names)), most)
+
+
+def listed(texts: Sequence[str], most: int = 3) -> str:
+    """Return the first texts in the given order, and how many more there are."""
+    rest = f" and {len(texts) - most} more" if len(texts) > most else ""
+    return ", ".join(texts[:most]) + rest

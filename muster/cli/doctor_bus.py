@@ -12,7 +12,7 @@ from typing import Final
 from muster import codec, vocabulary
 from muster.cli import status
 from muster.cli.doctor_facts import LOCKS, WELL, Broken, Leader, NotSeen, Receivers
-from muster.nats import bus, connection, jetstream, lock, stream_info, streams
+from muster.nats import bus, connection, consumers, jetstream, lock, stream_info, streams
 
 _RIGHTS_S: Final = 2.0
 """How long to wait for an answer that only an administrator gets."""
@@ -68,14 +68,8 @@ async def leaders(connected: bus.Bus) -> Mapping[str, Leader | None]:
 
 async def receivers(connected: bus.Bus) -> Receivers | None:
     """Return whom the notifier notifies, as it said last; None if it never did."""
-    subject = vocabulary.ReceiversConfigured.SUBJECT.format(node="*")
-    stored = await jetstream.newest(connected.link, streams.NOTIFICATIONS.name, subject)
-    for message in reversed(stored):
-        with contextlib.suppress(codec.MalformedEvent):
-            event = codec.decode(message.subject, message.data).data
-            if isinstance(event, vocabulary.ReceiversConfigured):
-                return Receivers(event.receivers, event.refused)
-    return None
+    event = await consumers.receivers(connected.link)
+    return Receivers(event.receivers, event.refused) if event else None
 
 
 async def refused(connected: bus.Bus) -> Mapping[str, str]:

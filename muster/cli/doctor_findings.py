@@ -29,7 +29,7 @@ from datetime import datetime, timedelta
 from typing import Final, TypeVar
 
 import muster
-from muster import wording
+from muster import vocabulary, wording
 from muster.cli import status
 from muster.cli.doctor_facts import (
     WELL,
@@ -59,9 +59,7 @@ CERTIFICATE_WARN: Final = timedelta(days=30)
 CERTIFICATE_FAIL: Final = timedelta(days=3)
 NEEDED: Final = ("muster-health", "muster-notifier", "muster-plugin")
 """The parts of every installation; NATS may be outside of the cluster."""
-CONSOLE: Final = "console"
 
-_SHOWN_MAX: Final = 3
 _MIB: Final = 1024 * 1024
 _REFUSED: Final = "configuration_refused"
 _NOBODY_LEADS: Final = {
@@ -141,12 +139,6 @@ def _steps(*steps: str) -> str:
     return "; ".join(filter(None, steps))
 
 
-def _first(texts: Sequence[str]) -> str:
-    """Return the first texts in the given order, and how many more there are."""
-    left = len(texts) - _SHOWN_MAX
-    return ", ".join(texts[:_SHOWN_MAX]) + (f" and {left} more" if left > 0 else "")
-
-
 def _pods(pods: Sequence[installation.Pod], commands: Commands, now: datetime) -> Answer:
     running = [pod for pod in pods if not (pod.is_over or pod.is_test)]
     ready = Counter(pod.part for pod in running if pod.is_ready)
@@ -155,7 +147,7 @@ def _pods(pods: Sequence[installation.Pod], commands: Commands, now: datetime) -
     step = commands.in_cluster(f"describe pods -l {installation.PART_OF}")
     none = [f"{part}: {_state(part, running)}" for part in sorted(parts) if not ready[part]]
     if none:
-        return Level.FAIL, f"no pod is ready of {_first(none)}", step
+        return Level.FAIL, f"no pod is ready of {wording.listed(none)}", step
     unready = [f"{pod.name}: {pod.reason}" for pod in running if not pod.is_ready]
     restarted = [
         f"{pod.name}: {wording.counted(pod.restarts, 'restart')}, the last at {at:%H:%M} UTC "
@@ -164,12 +156,12 @@ def _pods(pods: Sequence[installation.Pod], commands: Commands, now: datetime) -
         if (at := pod.restarted_at) is not None and at > now - RESTART_RECENT
     ]
     if unready:
-        return Level.WARN, f"not ready: {_first(unready)}", step
+        return Level.WARN, f"not ready: {wording.listed(unready)}", step
     if restarted:
         name = restarted[0].partition(":")[0]
         return (
             Level.WARN,
-            _first(restarted),
+            wording.listed(restarted),
             commands.in_cluster(f"logs {name} --previous --tail=50"),
         )
     restarts = sum(pod.restarts for pod in running)
@@ -183,7 +175,7 @@ def _pods(pods: Sequence[installation.Pod], commands: Commands, now: datetime) -
 
 def _state(part: str, pods: Iterable[installation.Pod]) -> str:
     states = [f"{pod.name} {pod.reason}" for pod in pods if pod.part == part]
-    return _first(states) if states else "there is none"
+    return wording.listed(states) if states else "there is none"
 
 
 def _images(pods: Sequence[installation.Pod], commands: Commands) -> Answer:
@@ -198,7 +190,7 @@ def _images(pods: Sequence[installation.Pod], commands: Commands) -> Answer:
     ]
     if several:
         step = commands.in_cluster("get deployments,daemonsets,statefulsets -o wide")
-        return Level.WARN, _first(several), step
+        return Level.WARN, wording.listed(several), step
     return Level.OK, ", ".join(sorted({i for some in images.values() for i in some})), ""
 
 
@@ -220,13 +212,17 @@ def _stores(stores: Mapping[str, streams.Usage | None], commands: Commands) -> A
         step = commands.in_cluster(f"rollout restart deployment/{installation.HEALTH}")
         return (
             Level.FAIL,
-            f"{_first(missing)}: missing; health creates them when it connects",
+            f"{wording.listed(missing)}: missing; health creates them when it connects",
             _steps(step, _runbook("nats_down")),
         )
     there = [store for store in stores.values() if store is not None]
     full = [_share(store) for store in there if store.refuses and store.share >= SHARE_FAIL]
     if full:
-        return Level.FAIL, f"full, and refuses messages: {_first(full)}", _runbook("evictions")
+        return (
+            Level.FAIL,
+            f"full, and refuses messages: {wording.listed(full)}",
+            _runbook("evictions"),
+        )
     nearly = [_share(store) for store in there if store.refuses and store.share >= SHARE_WARN]
     early = [
         text
@@ -238,9 +234,9 @@ def _stores(stores: Mapping[str, streams.Usage | None], commands: Commands) -> A
         f"{store.name}: {', '.join(store.away)} does not follow" for store in there if store.away
     ]
     if away:
-        return Level.WARN, _first(away), _runbook("nats_down")
+        return Level.WARN, wording.listed(away), _runbook("nats_down")
     if early or nearly:
-        return Level.WARN, _first([*early, *nearly]), _runbook("evictions")
+        return Level.WARN, wording.listed([*early, *nearly]), _runbook("evictions")
     fullest = max(there, key=lambda store: store.share, default=None)
     text = f"; the fullest is {_share(fullest)}" if fullest else ""
     return Level.OK, f"all {len(stores)} streams and buckets exist{text}", ""
@@ -263,7 +259,7 @@ def _consumers(consumers: Sequence[streams.Durable], commands: Commands) -> Answ
         if consumer.waiting > WAITING_MAX or consumer.redelivered
     ]
     if slow:
-        return Level.WARN, _first(slow), _steps(step, runbook)
+        return Level.WARN, wording.listed(slow), _steps(step, runbook)
     waiting = wording.counted(sum(consumer.waiting for consumer in consumers), "message")
     count = wording.counted(len(consumers), "durable consumer")
     return Level.OK, f"{count}, {waiting} waiting", ""
@@ -333,7 +329,7 @@ def _plugins(plugins: Sequence[status.Plugin], commands: Commands) -> Answer:
     step = _steps(f"{commands.muster} status", _runbook("plugins_unwell"))
     names = [f"{each.node} {each.name} is {each.verdict or status.UNKNOWN}" for each in unwell]
     level = Level.FAIL if len(unwell) == len(plugins) else Level.WARN
-    return level, f"{len(unwell)} of {len(plugins)} not well: {_first(names)}", step
+    return level, f"{len(unwell)} of {len(plugins)} not well: {wording.listed(names)}", step
 
 
 def _versions(versions: Mapping[str, str], commands: Commands) -> Answer:
@@ -342,8 +338,9 @@ def _versions(versions: Mapping[str, str], commands: Commands) -> Answer:
         others = wording.counted(len(versions), "other")
         return Level.OK, f"{muster.__version__}: this command and {others}", ""
     by_version = [
-        f"{version or 'unknown'}: {_first(sorted(n for n, v in versions.items() if v == version))}"
+        f"{version or 'unknown'}: {wording.name_list(names, most=3)}"
         for version in sorted(users)
+        if (names := [name for name, each in versions.items() if each == version])
     ]
     step = commands.in_cluster("get deployments,daemonsets,statefulsets -o wide")
     return Level.WARN, f"{'; '.join(by_version)}; this command: {muster.__version__}", step
@@ -357,9 +354,9 @@ def _certificates(ends: Mapping[str, datetime], now: datetime) -> Answer:
     texts = [f"{name} until {end:%Y-%m-%d}" for end, name in by_end]
     first, _ = by_end[0]
     if first > now + CERTIFICATE_WARN:
-        return Level.OK, _first(texts), ""
+        return Level.OK, wording.listed(texts), ""
     level = Level.FAIL if first <= now + CERTIFICATE_FAIL else Level.WARN
-    return level, _first(texts), _runbook("nats_down")
+    return level, wording.listed(texts), _runbook("nats_down")
 
 
 def _receivers(receivers: Receivers | None, commands: Commands) -> Answer:
@@ -367,15 +364,18 @@ def _receivers(receivers: Receivers | None, commands: Commands) -> Answer:
     runbook = _runbook("notifier_cannot_deliver")
     if receivers is None:
         return Level.FAIL, "no notifier has said whom it notifies", _steps(logs, runbook)
-    if set(receivers.kinds.values()) <= {CONSOLE}:
-        text = "nobody is notified yet: alerts go to the notifier's log alone"
+    if set(receivers.kinds.values()) <= {vocabulary.CONSOLE}:
         step = "notify setup slack" if commands.kubectl else "notify setup --help"
-        return Level.WARN, text, f"{commands.muster} {step}"
+        return Level.WARN, vocabulary.NOBODY_NOTIFIED, f"{commands.muster} {step}"
     if receivers.left_out:
-        text = f"the notifier leaves out: {_first(receivers.left_out)}"
+        text = f"the notifier leaves out: {wording.listed(receivers.left_out)}"
         return Level.WARN, text, _steps(logs, runbook)
     named = sorted(receivers.kinds.items())
-    return Level.OK, _first([f"{name} ({kind})" for name, kind in named if kind != CONSOLE]), ""
+    return (
+        Level.OK,
+        wording.listed([f"{name} ({kind})" for name, kind in named if kind != vocabulary.CONSOLE]),
+        "",
+    )
 
 
 def _configuration(refused: Mapping[str, str], commands: Commands) -> Answer:
@@ -383,4 +383,8 @@ def _configuration(refused: Mapping[str, str], commands: Commands) -> Answer:
         return Level.OK, "no plugin has refused its configuration", ""
     texts = [f"{name}: {problem}" for name, problem in sorted(refused.items())]
     node = min(refused).partition(" ")[0]
-    return Level.WARN, _first(texts), _steps(f"{commands.muster} why {node}", _runbook(_REFUSED))
+    return (
+        Level.WARN,
+        wording.listed(texts),
+        _steps(f"{commands.muster} why {node}", _runbook(_REFUSED)),
+    )

@@ -14,7 +14,7 @@ from typing import Final
 import prometheus_client
 from nats.js import api
 
-from muster import codec
+from muster import codec, vocabulary
 from muster.nats import assembly, compat, connection, jetstream, stream_info, streams
 from muster.service import logs, runtime
 
@@ -143,6 +143,15 @@ async def newest(
     whole = _Whole()
     events = [whole.add(_decoded(m)) for m in await jetstream.newest(link, stream.name, subject)]
     return [event for event in events if event is not None]
+
+
+async def receivers(link: connection.Connection) -> vocabulary.ReceiversConfigured | None:
+    """Return whom the notifier notifies, as it said last; None if it never did."""
+    subject = vocabulary.ReceiversConfigured.SUBJECT.format(node="*")
+    for event in reversed(await newest(link, streams.NOTIFICATIONS, subject)):
+        if isinstance(event.data, vocabulary.ReceiversConfigured):
+            return event.data
+    return None
 
 
 async def each_newest(

@@ -15,6 +15,8 @@ from collections.abc import Mapping
 from typing import Final
 
 from muster.vocabulary.conclusions import (
+    CONSOLE as CONSOLE,
+    NOBODY_NOTIFIED as NOBODY_NOTIFIED,
     AlertChanged as AlertChanged,
     AlertKind as AlertKind,
     AlertState as AlertState,

@@ -3,11 +3,15 @@
 import enum
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Annotated
+from typing import Annotated, Final
 
 import msgspec
 
 from muster.vocabulary import facts
+
+CONSOLE: Final = "console"
+"""The kind of receiver that is only the notifier's log."""
+NOBODY_NOTIFIED: Final = "nobody is notified yet: alerts go to the notifier's log alone"
 
 
 class Verdict(enum.StrEnum):

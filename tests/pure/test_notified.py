@@ -5,7 +5,7 @@ import datetime as dt
 import msgspec
 import pytest
 
-from muster import vocabulary
+from muster import vocabulary, wording
 from muster.cli import status
 from muster_health.bus import notified
 
@@ -42,6 +42,12 @@ def test_a_notifier_that_says_nothing_for_three_minutes_is_reported() -> None:
     assert [known.problem(now) for now in (100.0, 280.0, 281.0)] == ["", "", NO_NOTIFIER]
     known.observe(announced(ops="slack"), 300.0)
     assert [known.problem(now) for now in (480.0, 481.0)] == ["", NO_NOTIFIER]
+
+
+def test_a_list_has_the_first_few_and_how_many_more_there_are() -> None:
+    assert wording.listed(["b", "a"]) == "b, a"
+    assert wording.listed(["d", "c", "b", "a", "a"]) == "d, c, b and 2 more"
+    assert wording.name_list(["b", "a", "b"], most=1) == "a and 1 more"
 
 
 def test_status_shows_it_as_a_note() -> None:

@@ -314,7 +314,7 @@ def _explained(
     muted = mutes.muted_by(labels, at)
     unmuted = dict.fromkeys(name for each in matched if not each.muted for name in each.receivers)
     kinds = {receiver.name: receiver.way for receiver in configured.receivers}
-    people = tuple(name for name in unmuted if kinds[name] != "console")
+    people = tuple(name for name in unmuted if kinds[name] != vocabulary.CONSOLE)
     return _Explanation(
         alert=routes.format_labels(labels),
         notes=[doubt for doubt in map(matching.doubt, conditions) if doubt],

@@ -267,7 +267,7 @@ def count_receivers(kinds: Mapping[str, str]) -> None:
     """Count the receivers by kind, and log if none of them reaches a person; `kinds` by name."""
     for kind in receiver_settings.WAYS:
         _RECEIVERS.labels(kind).set(sum(1 for each in kinds.values() if each == kind))
-    if set(kinds.values()) - {"console"}:
+    if set(kinds.values()) - {vocabulary.CONSOLE}:
         logs.logger().info("receivers_configured", **kinds)
     else:
         logs.logger().warning(

@@ -26,7 +26,6 @@ LIMIT_S: Final = 90.0
 _ANSWER_S: Final = 30.0
 _CLOCKS_S: Final = 600.0
 """How far this machine's clock may be from the server's."""
-_ANNOUNCED: Final = vocabulary.ReceiversConfigured.SUBJECT.replace("{node}", "*")
 
 
 class Unusable(Exception):
@@ -62,7 +61,7 @@ async def more_receivers(
     log, other = receiver_settings.Console(), receiver_settings.File(path="?")
     return tuple(
         receiver_settings.Receiver(name=name, console=log)
-        if kind == "console"
+        if kind == vocabulary.CONSOLE
         else receiver_settings.Receiver(name=name, file=other)
         for name, kind in announced.receivers.items()
         if name not in known
@@ -88,11 +87,9 @@ async def test(name: str, *, at: datetime) -> list[sample_message.Attempt]:
 
 
 async def _announced(link: bus.Bus) -> vocabulary.ReceiversConfigured:
-    newest = await consumers.newest(link.link, streams.NOTIFICATIONS, _ANNOUNCED)
-    if not newest:
+    announced = await consumers.receivers(link.link)
+    if announced is None:
         raise Unusable("no notifier has said whom it notifies: does one run, with NATS?")
-    announced = newest[-1].data
-    assert isinstance(announced, vocabulary.ReceiversConfigured), "the subject decides"
     return announced
 
 

@@ -11,11 +11,10 @@ from muster import codec, vocabulary
 from muster.nats import connection
 
 SUBJECT: Final = vocabulary.ReceiversConfigured.SUBJECT.replace("{node}", "*")
-_CONSOLE: Final = "console"
 _PATIENCE_S: Final = 180.0
 _INTERVALS: Final = 3.0
 _NOBODY: Final = (
-    "nobody is notified yet: alerts go to the notifier's log alone; "
+    f"{vocabulary.NOBODY_NOTIFIED}; "
     "`muster notify setup slack --context CONTEXT` adds a receiver (docs/notifier.md)"
 )
 
@@ -50,7 +49,7 @@ class Notified:
             return "no notifier says whom it notifies: it does not run, or not with NATS"
         if self._receivers is None:
             return ""
-        nobody = "" if set(self._receivers.values()) - {_CONSOLE} else _NOBODY
+        nobody = "" if set(self._receivers.values()) - {vocabulary.CONSOLE} else _NOBODY
         names = ", ".join(self._refused)
         refused = f"the notifier leaves out, as its log explains: {names}" if names else ""
         return "; ".join(filter(None, (nobody, refused)))

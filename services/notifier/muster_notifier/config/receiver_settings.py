@@ -9,6 +9,7 @@ from typing import Annotated, Final
 
 import msgspec
 
+from muster import vocabulary
 from muster.service import sections
 
 Rate = Annotated[float, msgspec.Meta(gt=0, le=1_000)]
@@ -33,7 +34,7 @@ WAYS: Final = (
     "kubernetes",
     "apprise",
     "file",
-    "console",
+    vocabulary.CONSOLE,
 )
 
 
