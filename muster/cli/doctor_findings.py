@@ -145,7 +145,9 @@ def _pods(pods: Sequence[installation.Pod], commands: Commands, now: datetime) -
     parts = Counter(dict.fromkeys(NEEDED, 0))
     parts.update(pod.part for pod in running)
     step = commands.in_cluster(f"describe pods -l {installation.PART_OF}")
-    none = [f"{part}: {_state(part, running)}" for part in sorted(parts) if not ready[part]]
+    # the others wait for NATS
+    order = sorted(parts, key=lambda part: (part != installation.NATS, part))
+    none = [f"{part}: {_state(part, running)}" for part in order if not ready[part]]
     if none:
         return Level.FAIL, f"no pod is ready of {wording.listed(none)}", step
     unready = [f"{pod.name}: {pod.reason}" for pod in running if not pod.is_ready]

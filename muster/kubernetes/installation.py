@@ -148,13 +148,15 @@ class Pod(objects.HasMetadata, frozen=True):
 
     @property
     def reason(self) -> str:
-        """Return why it is not ready: a container's reason, or the pod's."""
+        """Return why it is not ready: a container's reason, the pod's, or the scheduler's."""
         statuses = self.status.container_statuses or ()
         states = [status.state for status in statuses if status.state and not status.ready]
         details = [detail for state in states for detail in (state.waiting, state.terminated)]
         reasons = [detail.reason for detail in details if detail and detail.reason]
-        unready = objects.condition(self.status.conditions or (), "Ready")
-        reasons += [unready.message or unready.reason] if unready else []
+        # a pod without a node has no condition Ready
+        for kind in ("Ready", "PodScheduled"):
+            unmet = objects.condition(self.status.conditions or (), kind)
+            reasons += [unmet.message or unmet.reason] if unmet and unmet.status != "True" else []
         return next(filter(None, reasons), "") or self.status.phase or "unknown"
 
     @property

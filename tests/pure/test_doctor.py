@@ -157,6 +157,14 @@ RECENT: Final = {
     },
 }
 WAITING: Final = {"state": {"waiting": {"reason": "CrashLoopBackOff"}}}
+NO_NODE: Final = {"type": "PodScheduled", "status": "False", "message": "no volume"}
+UNSCHEDULED: Final = msgspec.convert(
+    {
+        "metadata": {"name": "muster-nats-0", "labels": {"app.kubernetes.io/name": "muster-nats"}},
+        "status": {"phase": "Pending", "conditions": [NO_NODE]},
+    },
+    installation.Pod,
+)
 ROWS: Final = [
     (
         Check.PODS,
@@ -171,6 +179,18 @@ ROWS: Final = [
         Check.PODS,
         {"pods": PODS[1:]},
         (Level.FAIL, "no pod is ready of muster-health: there is none", DESCRIBE),
+    ),
+    (
+        Check.PODS,
+        {"pods": [*PODS[1:], pod("muster-gate", ready=False), UNSCHEDULED]},
+        (
+            Level.FAIL,
+            (
+                "no pod is ready of muster-nats: muster-nats-0 no volume, "
+                "muster-gate: muster-gate-0 it waits, muster-health: there is none"
+            ),
+            DESCRIBE,
+        ),
     ),
     (
         Check.PODS,
