@@ -105,7 +105,7 @@ async def _alert(url: str) -> str:
     except TimeoutError:
         raise Failed(
             f"no test alert was delivered within {_ALERT_S:g} s: is somebody notified of alerts "
-            "with the severity info?"
+            "with the severity info, and are group_wait_s and group_interval_s shorter?"
         ) from None
     except ConnectionError as error:
         raise Failed(str(error)) from None
@@ -150,15 +150,16 @@ async def _outcome(url: str, fingerprint: str) -> vocabulary.NotificationEvent:
 
 
 def _example(leader: int) -> vocabulary.AlertChanged:
-    now = datetime.now(UTC)
+    now, fingerprint = datetime.now(UTC), secrets.token_hex(8)
     return vocabulary.AlertChanged(
-        node=_NAME,
+        # a group of its own: what joins that of an earlier test waits for group_interval_s
+        node=f"{_NAME}-{fingerprint}",
         at=now,
         plugin="device-plugin",
         kind=vocabulary.AlertKind.STUCK,
         severity=vocabulary.Severity.INFO,
         state=vocabulary.AlertState.FIRING,
-        fingerprint=secrets.token_hex(8),
+        fingerprint=fingerprint,
         summary="this is a test message from helm test: nothing is wrong",
         starts_at=now,
         evidence=(vocabulary.Evidence(source="helm", observed="somebody ran helm test"),),
