@@ -11,13 +11,14 @@ import contextlib
 import functools
 import os
 import sys
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
 import msgspec
 import prometheus_client
 
-from muster import leadership, machine
+from muster import machine
 from muster.kubernetes import api
 from muster.nats import bus, heartbeat_reader, lock, streams
 from muster.service import entry, logs, probes, runtime
@@ -43,95 +44,140 @@ async def serve(settings: config.Settings) -> None:
     """Serve until SIGTERM."""
     logs.configure("health", level=settings.log.level)
     async with contextlib.AsyncExitStack() as stack:
-        kubernetes = await _kubernetes(settings.cluster, stack)
-        watched = _detector(settings, has_cluster=kubernetes is not None)
-        connected = await stack.enter_async_context(_bus(settings))
-        name = f"muster-health {connected.instance}"
-        election = await stack.enter_async_context(_election(connected, settings.leading, name))
-        stream = await stack.enter_async_context(
-            heartbeat_reader.HeartbeatStream(settings.bus.url, name=name)
-        )
-        inbox: inputs.Inbox = asyncio.Queue(runtime.INBOX_MAX)
-        incoming = inputs.Inputs(connected.link, stream, election, inbox, watched.nodes)
-        receivers = notified.Notified(began_at=asyncio.get_running_loop().time())
-        await connected.link.subscribe(notified.SUBJECT, receivers.receive)
-        link = nats_connections.Link(
-            connected.subscribe, connected.link.probe_connect, connected.link.changes
-        )
-        monitor = nats_connections.ConnectionMonitor(link, incoming.put, name=name)
-        prober = bus_probes.Prober(
-            connected, incoming.put, concurrent_max=settings.detection.probes_max
-        )
-        stack.push_async_callback(prober.close)
-        post = functools.partial(kubernetes.post, timeout_s=_POST_S) if kubernetes else None
-        alarms = self_monitoring.AlarmSender(settings.blind, name=name, post=post)
-        cluster = (
-            watches.ClusterWatcher(kubernetes, settings.cluster, incoming.put)
-            if kubernetes
-            else None
-        )
-        reader = (
-            plugin_reader.PluginReader(
-                kubernetes,
-                incoming.put,
-                is_leading=lambda: election.term() is not None,
-                more=settings.cluster.known,
-            )
-            if kubernetes and settings.cluster.reads_plugins
-            else None
-        )
-        outgoing = outputs.Outputs(
-            connected, election, incoming.put, prober=prober, alarms=alarms, cluster=cluster
-        )
-        driven: machine.Machine[signals.Input, signals.Output] = watched
-        if settings.recording.file:
-            driven = _recorded(watched, settings, stack, has_cluster=kubernetes is not None)
-        state = functools.partial(
-            _state, watched, election, monitor, outgoing, cluster, reader, receivers
-        )
-
-        def exported() -> probes.Answer:
-            return 200, *metrics.exported(watched, per_node=settings.metrics.per_node)
-
-        def problem() -> str | None:
-            return connected.link.problem() or outgoing.problem() or election.problem()
-
-        address = await stack.enter_async_context(
-            probes.serve(
-                settings.http.host,
-                settings.http.port,
-                ready=problem,
-                more={"/state": state, "/metrics": exported},
-            )
-        )
-        logs.logger().info("listening", http=address)
-        if kubernetes is None:
+        parts = await _parts(settings, stack)
+        await _serve_http(parts, settings, stack)
+        if parts.cluster is None:
             logs.logger().info(
                 "kubernetes_not_configured", reason="not in a pod, and no kubeconfig is set"
             )
-        await runtime.run(
-            runtime.drive(driven, inbox, outgoing.execute),
-            election.failed(),
-            incoming.run(),
-            outgoing.executor.run(),
-            outgoing.store.run(),
-            monitor.run(),
-            alarms.run(),
-            self_monitoring.publish_ticks(
-                election,
-                outgoing.publish_tick,
-                holder=name,
-                interval_s=settings.leading.watchdog_s,
-                is_detector_leading=lambda term: watched.leader == term,
-            ),
-            self_monitoring.watch_publishing(
-                outgoing.executor.stuck_s,
-                alarms.send,
-                is_disconnected=lambda: watched.is_disconnected,
-            ),
-            *([cluster.run()] if cluster else []),
-            *([reader.run()] if reader else []),
+        await _run(parts, settings)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Parts:
+    """What the process consists of; `cluster` and `reader` need the Kubernetes API."""
+
+    name: str
+    watched: detector.Detector
+    driven: machine.Machine[signals.Input, signals.Output]
+    """The detector, or a recorder around it."""
+    connected: bus.Bus
+    election: lock.Lock
+    inbox: inputs.Inbox
+    incoming: inputs.Inputs
+    receivers: notified.Notified
+    monitor: nats_connections.ConnectionMonitor
+    alarms: self_monitoring.AlarmSender
+    cluster: watches.ClusterWatcher | None
+    reader: plugin_reader.PluginReader | None
+    outgoing: outputs.Outputs
+
+
+async def _parts(settings: config.Settings, stack: contextlib.AsyncExitStack) -> _Parts:
+    """Connect to NATS and Kubernetes until the stack ends. Raises CannotStart."""
+    kubernetes = await _kubernetes(settings.cluster, stack)
+    watched = _detector(settings, has_cluster=kubernetes is not None)
+    connected = await stack.enter_async_context(_bus(settings))
+    name = f"muster-health {connected.instance}"
+    election = await stack.enter_async_context(_election(connected, settings.leading, name))
+    stream = await stack.enter_async_context(
+        heartbeat_reader.HeartbeatStream(settings.bus.url, name=name)
+    )
+    inbox: inputs.Inbox = asyncio.Queue(runtime.INBOX_MAX)
+    incoming = inputs.Inputs(connected.link, stream, election, inbox, watched.nodes)
+    receivers = notified.Notified(began_at=asyncio.get_running_loop().time())
+    await connected.link.subscribe(notified.SUBJECT, receivers.receive)
+    prober = bus_probes.Prober(
+        connected, incoming.put, concurrent_max=settings.detection.probes_max
+    )
+    stack.push_async_callback(prober.close)
+    post = functools.partial(kubernetes.post, timeout_s=_POST_S) if kubernetes else None
+    alarms = self_monitoring.AlarmSender(settings.blind, name=name, post=post)
+    cluster = (
+        watches.ClusterWatcher(kubernetes, settings.cluster, incoming.put) if kubernetes else None
+    )
+    return _Parts(
+        name=name,
+        watched=watched,
+        driven=_recorded(watched, settings, stack, has_cluster=kubernetes is not None)
+        if settings.recording.file
+        else watched,
+        connected=connected,
+        election=election,
+        inbox=inbox,
+        incoming=incoming,
+        receivers=receivers,
+        monitor=_monitor(connected, incoming, name),
+        alarms=alarms,
+        cluster=cluster,
+        reader=_reader(kubernetes, settings.cluster, incoming, election),
+        outgoing=outputs.Outputs(
+            connected, election, incoming.put, prober=prober, alarms=alarms, cluster=cluster
+        ),
+    )
+
+
+async def _serve_http(
+    parts: _Parts, settings: config.Settings, stack: contextlib.AsyncExitStack
+) -> None:
+    """Answer Kubernetes' probes, Prometheus and `muster status` until the stack ends."""
+
+    def exported() -> probes.Answer:
+        return 200, *metrics.exported(parts.watched, per_node=settings.metrics.per_node)
+
+    def problem() -> str | None:
+        return (
+            parts.connected.link.problem() or parts.outgoing.problem() or parts.election.problem()
         )
+
+    address = await stack.enter_async_context(
+        probes.serve(
+            settings.http.host,
+            settings.http.port,
+            ready=problem,
+            more={"/state": functools.partial(_state, parts), "/metrics": exported},
+        )
+    )
+    logs.logger().info("listening", http=address)
+
+
+async def _run(parts: _Parts, settings: config.Settings) -> None:
+    """Run all tasks; they end together."""
+    watched, outgoing = parts.watched, parts.outgoing
+    await runtime.run(
+        runtime.drive(parts.driven, parts.inbox, outgoing.execute),
+        parts.election.failed(),
+        parts.incoming.run(),
+        outgoing.executor.run(),
+        outgoing.store.run(),
+        parts.monitor.run(),
+        parts.alarms.run(),
+        self_monitoring.publish_ticks(
+            parts.election,
+            outgoing.publish_tick,
+            holder=parts.name,
+            interval_s=settings.leading.watchdog_s,
+            is_detector_leading=lambda term: watched.leader == term,
+        ),
+        self_monitoring.watch_publishing(
+            outgoing.executor.stuck_s,
+            parts.alarms.send,
+            is_disconnected=lambda: watched.is_disconnected,
+        ),
+        *([parts.cluster.run()] if parts.cluster else []),
+        *([parts.reader.run()] if parts.reader else []),
+    )
+
+
+async def _kubernetes(settings: config.Cluster, stack: contextlib.AsyncExitStack) -> api.Api | None:
+    """Return the Kubernetes API, or None if none is configured. Raises CannotStart."""
+    if settings.kubeconfig is None and not os.environ.get("KUBERNETES_SERVICE_HOST"):
+        return None
+    try:
+        kubernetes = await api.find(kubeconfig=settings.kubeconfig, context=settings.context)
+    except api.NoCluster as error:
+        raise entry.CannotStart(f"cluster: {error}") from None
+    return await stack.enter_async_context(kubernetes)
 
 
 def _detector(settings: config.Settings, *, has_cluster: bool) -> detector.Detector:
@@ -159,15 +205,30 @@ def _bus(settings: config.Settings) -> bus.Bus:
     )
 
 
-async def _kubernetes(settings: config.Cluster, stack: contextlib.AsyncExitStack) -> api.Api | None:
-    """Return the Kubernetes API, or None if none is configured. Raises CannotStart."""
-    if settings.kubeconfig is None and not os.environ.get("KUBERNETES_SERVICE_HOST"):
+def _monitor(
+    connected: bus.Bus, incoming: inputs.Inputs, name: str
+) -> nats_connections.ConnectionMonitor:
+    link = nats_connections.Link(
+        connected.subscribe, connected.link.probe_connect, connected.link.changes
+    )
+    return nats_connections.ConnectionMonitor(link, incoming.put, name=name)
+
+
+def _reader(
+    kubernetes: api.Api | None,
+    settings: config.Cluster,
+    incoming: inputs.Inputs,
+    election: lock.Lock,
+) -> plugin_reader.PluginReader | None:
+    """Return what reads about plugins that muster does not run, if the settings ask for that."""
+    if kubernetes is None or not settings.reads_plugins:
         return None
-    try:
-        kubernetes = await api.find(kubeconfig=settings.kubeconfig, context=settings.context)
-    except api.NoCluster as error:
-        raise entry.CannotStart(f"cluster: {error}") from None
-    return await stack.enter_async_context(kubernetes)
+    return plugin_reader.PluginReader(
+        kubernetes,
+        incoming.put,
+        is_leading=lambda: election.term() is not None,
+        more=settings.known,
+    )
 
 
 def _recorded(
@@ -195,17 +256,11 @@ def _election(connected: bus.Bus, settings: config.Leading, name: str) -> lock.L
     )
 
 
-def _state(
-    watched: detector.Detector,
-    election: leadership.Election,
-    monitor: nats_connections.ConnectionMonitor,
-    outgoing: outputs.Outputs,
-    cluster: watches.ClusterWatcher | None,
-    reader: plugin_reader.PluginReader | None,
-    receivers: notified.Notified,
-) -> probes.Answer:
+def _state(parts: _Parts) -> probes.Answer:
     """Return the state of the service, as `/state` shows it."""
     now = asyncio.get_running_loop().time()
+    watched, election, outgoing = parts.watched, parts.election, parts.outgoing
+    cluster, reader = parts.cluster, parts.reader
     state = {
         "plugins": list(watched.shown_plugins(now)),
         "fleet": watched.shown(),
@@ -214,9 +269,9 @@ def _state(
             "leader": election.current.leader,
             "blind": watched.is_disconnected,
             "position": watched.position,
-            "advisories": monitor.problem or "received",
+            "advisories": parts.monitor.problem or "received",
             "telling": outgoing.problem() or "",
-            "notified": receivers.problem(now),
+            "notified": parts.receivers.problem(now),
             "cluster": cluster.problems | (reader.problems if reader else {})
             if cluster
             else "no Kubernetes API is configured",
