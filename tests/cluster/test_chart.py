@@ -55,8 +55,7 @@ def test_install_a_message_in_slack_upgrade_and_rollback(
     cluster, folder = empty
     began = time.monotonic()
     # with Helm the namespace is enough: a Job makes the passwords
-    namespace, *_ = real_cluster.block("install.md", "generic muster-nats-$user").splitlines()
-    cluster.shell(namespace, folder)
+    cluster.shell(real_cluster.namespace_step(), folder)
     cluster.shell(workspace.secret(), folder)
     values = real_cluster.block("install.md", "repository: ")
     (folder / "values.yaml").write_text(f"{values}\n")
@@ -79,6 +78,7 @@ def test_install_a_message_in_slack_upgrade_and_rollback(
 
 def test_production(empty: tuple[real_cluster.Cluster, Path]) -> None:
     cluster, folder = empty
+    cluster.shell(real_cluster.namespace_step(), folder)
     printed = cluster.shell(real_cluster.block("install.md", "muster auth init"), folder)
     cluster.shell(real_cluster.printed_commands(printed), folder)
     values = yaml.safe_load(real_cluster.block("install.md", "repository: "))

@@ -80,7 +80,7 @@ def installed(
     cluster.prepare(folder, overlay="gpu", more=_mounted(library, made.state_file))
     cluster.good("create", "-f", "-", given=RUNTIME)
     try:
-        cluster.shell(real_cluster.block("install.md", "secret generic muster-nats-$user"), folder)
+        cluster.shell(real_cluster.passwords(), folder)
         cluster.shell(real_cluster.block("install.md", "apply -k my-muster"), folder)
         yield cluster
     finally:

@@ -34,7 +34,7 @@ def printed(
 ) -> str:
     assert began
     cluster.prepare(folder)
-    cluster.shell(real_cluster.block("install.md", "secret generic muster-nats-$user"), folder)
+    cluster.shell(real_cluster.passwords(), folder)
     cluster.shell(workspace.secret(), folder)
     cluster.shell(real_cluster.block("install.md", "my-muster/notifier.yaml"), folder)
     return cluster.shell(real_cluster.block("install.md", "kubectl apply -k my-muster"), folder)

@@ -12,7 +12,7 @@ def test_the_steps_fail_and_say_that_the_class_is_missing(
 ) -> None:
     folder = tmp_path_factory.mktemp("no-storage")
     cluster.prepare(folder)
-    cluster.shell(real_cluster.block("install.md", "create secret generic muster-nats-"), folder)
+    cluster.shell(real_cluster.passwords(), folder)
     steps = real_cluster.block("install.md", "kubectl apply -k my-muster")
     with cluster.no_default_storage():
         printed = cluster.shell(steps.replace("--timeout=180s", "--timeout=5s"), folder, expect=1)

@@ -65,7 +65,7 @@ def folder(
     subprocess.run(build, check=True, cwd=manifests.ROOT)
     cluster.prepare(folder)
     _choose(folder, folder / "previous", images.PREVIOUS)
-    cluster.shell(real_cluster.block("install.md", "secret generic muster-nats-$user"), folder)
+    cluster.shell(real_cluster.passwords(), folder)
     cluster.shell(real_cluster.block("install.md", "kubectl apply -k my-muster"), folder)
     cluster.good("create", "-f", "-", given=_pod("holder", OPENS_IT))
     cluster.good("wait", "pod", "holder", "--for=condition=Ready", "--timeout=60s")

@@ -133,13 +133,14 @@ class Cluster:
         `settings` of services by their names replace the ones that the overlay has.
         """
         self.prepare(folder, settings=settings)
-        self.shell(block("install.md", "create secret generic muster-nats-$user"), folder)
+        self.shell(passwords(), folder)
         return self.shell(block("install.md", "kubectl apply -k my-muster"), folder)
 
     def install_production(self, folder: Path) -> str:
         """Install the overlay `production` as docs/install.md says, its keys in `muster-keys`."""
         soft = yaml.safe_load(block("install.md", "podAntiAffinity"))
         self.prepare(folder, overlay="production", more=soft)
+        self.shell(namespace_step(), folder)
         printed = self.shell(block("install.md", "muster auth init"), folder)
         self.shell(printed_commands(printed), folder)
         return self.shell(block("install.md", "apply -k my-muster"), folder)
@@ -361,6 +362,16 @@ def block(page: str, phrase: str) -> str:
     blocks = re.findall(r"^```(?:yaml)?\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     (chosen_block,) = [each for each in blocks if phrase in each]
     return _with_our_image(chosen_block)
+
+
+def namespace_step() -> str:
+    """Return the command of docs/install.md that creates the namespace."""
+    return block("install.md", "kubectl apply -f muster/k8s/base/namespace.yaml")
+
+
+def passwords() -> str:
+    """Return the commands of docs/install.md that create the namespace and NATS' passwords."""
+    return f"{namespace_step()}\n{block('install.md', 'secret generic muster-nats-$user')}"
 
 
 def printed_commands(printed: str) -> str:
