@@ -185,10 +185,13 @@ def test_a_suspended_holder_does_not_act_when_it_resumes(tmp_path: Path) -> None
                 while not (line := await a.stdout.readline()).startswith(b"b "):
                     assert line, "it has ended"
                 await acts.of("b")
-        # on a busy machine the leader may change again, but nobody acts in a past term
-        names, revisions = zip(*acts.holders(), strict=True)
+        # on a busy machine the leader may change again, but nobody begins to act in a past term:
+        # only what was on its way when the process was suspended may arrive late
+        names, revisions = zip(*acts.seen, strict=True)
         assert [name for name, _ in itertools.groupby(names)][:2] == ["a", "b"]
-        assert list(revisions) == sorted(set(revisions))
+        newest = itertools.accumulate(revisions, max)
+        late = [act for act, top in zip(acts.seen, newest, strict=True) if act[1] < top]
+        assert late in ([], [("a", revisions[0])])
 
     play(tmp_path, story)
 
