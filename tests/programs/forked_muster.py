@@ -1,53 +1,120 @@
 """A process that runs the command `muster` again and again without importing it again.
 
-Each line of standard input has a file for the output and the arguments, quoted as by a shell.
-The command runs in a fork of this process; its exit code is written to standard output.
+Each command runs in a fork of this process, with the arguments, environment, directory and
+standard streams that it would have as a process of its own.
 
-python forked_muster.py
+python forked_muster.py            each line of standard input has a file for the output and the
+                                   arguments, quoted as by a shell; each exit code is printed
+python forked_muster.py DESCRIPTOR a socket for requests; see `tests/worlds/muster_command.py`
 """
 
+import gc
+import importlib
+import json
 import os
 import shlex
+import signal
+import socket
 import sys
+import tempfile
+import time
+from typing import NoReturn
 
+import kubernetes.aio.client
 import kubernetes.client
+import prometheus_client
 
-from muster.cli import cluster, dlq, events, health, keyfiles, silence
-from muster_labeler.cli import label_gpus
-from muster_plugin.config import files
+from muster.cli import registry
 
-IMPORTED = (
-    cluster,
-    dlq,
-    events,
-    files,
-    health,
-    keyfiles,
-    kubernetes.client,
-    label_gpus,
-    silence,
+OF_DEVELOPERS = {"demo", "up"}
+"""They import much, and are run rarely."""
+IMPORTED_LATER = (
+    kubernetes.aio.client.ApiClient,
+    kubernetes.client.ApiClient,
+    prometheus_client.REGISTRY,
 )
-"""What commands would import by themselves, which takes longer than they do."""
+"""What commands import when they need it."""
+DESCRIPTORS = 4
+REQUEST_MAX = 1 << 17
+
+
+def prepare() -> None:
+    """Import what commands would import by themselves, which takes longer than they do."""
+    for name, target in registry.targets().items():
+        if name not in OF_DEVELOPERS:
+            importlib.import_module(target.partition(":")[0])
+    gc.freeze()  # a child that touched all this would copy all this
+
+
+def muster(arguments: list[str], *, stdin: int, stdout: int, stderr: int) -> NoReturn:
+    """Run the command in this process, with these standard streams."""
+    for ours, theirs in enumerate((stdin, stdout, stderr)):
+        os.dup2(theirs, ours)
+    tempfile.tempdir = None  # as read from this environment
+    sys.argv = ["muster", *arguments]
+    # reads the arguments when it is imported
+    from muster.cli import __main__  # noqa: PLC0415
+
+    code = __main__.main()
+    sys.stdout.flush()
+    os._exit(code)  # what is imported needs no end
+
+
+def waited_for(child: int) -> int:
+    """Return the exit code of a child of this process."""
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 def run(file: str, arguments: list[str]) -> int:
     """Run the command in a child of this process; return its exit code."""
     child = os.fork()
     if child:
-        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        return waited_for(child)
     output = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    os.dup2(output, 1)
-    os.dup2(output, 2)
-    sys.argv = ["muster", *arguments]
-    # reads the arguments when it is imported
-    from muster.cli import __main__  # noqa: PLC0415
+    stdin = os.open(os.devnull, os.O_RDONLY)
+    muster(arguments, stdin=stdin, stdout=output, stderr=output)
 
-    sys.exit(__main__.main())
+
+def answer(request: bytes, reply: int, stdin: int, stdout: int, stderr: int) -> None:
+    """Run the command in a child of this process; send its exit code."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    child = os.fork()
+    if child:
+        os.write(reply, str(waited_for(child)).encode())
+        return
+    os.close(reply)
+    wanted = json.loads(request)
+    os.environ.clear()
+    os.environ.update(wanted["environment"])
+    time.tzset()
+    os.chdir(wanted["directory"])
+    muster(wanted["arguments"], stdin=stdin, stdout=stdout, stderr=stderr)
+
+
+def serve(requests: socket.socket) -> None:
+    """Answer until nobody is left who could ask."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    while True:
+        request, descriptors, _, _ = socket.recv_fds(requests, REQUEST_MAX, DESCRIPTORS)
+        if not request:
+            return
+        if not os.fork():
+            requests.close()
+            answer(request, *descriptors)
+            os._exit(0)
+        for descriptor in descriptors:
+            os.close(descriptor)
 
 
 if __name__ == "__main__":
-    for line in sys.stdin:
-        file, *arguments = shlex.split(line)
-        sys.stdout.write(f"{run(file, arguments)}\n")
-        sys.stdout.flush()
+    gc.disable()
+    prepare()
+    gc.enable()
+    if len(sys.argv) > 1:
+        with socket.socket(fileno=int(sys.argv[1])) as asked:
+            serve(asked)
+    else:
+        for line in sys.stdin:
+            file, *arguments = shlex.split(line)
+            sys.stdout.write(f"{run(file, arguments)}\n")
+            sys.stdout.flush()

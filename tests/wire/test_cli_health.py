@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
@@ -17,6 +16,7 @@ from muster import RUNBOOKS_URL, vocabulary
 from muster.local import nats
 from muster.nats import bus
 from muster.vocabulary import Health
+from tests.worlds import muster_command
 
 GPU = "nvidia.com/gpu"
 PLUGIN = "device-plugin"
@@ -30,15 +30,9 @@ def muster(directory: Path, *arguments: str, **environment: str) -> tuple[int, s
     """Run the command where no `muster up` runs but what is in a directory."""
     unset = {"NATS_URL", "MUSTER_HEALTH_URL", "http_proxy"}
     inherited = {key: value for key, value in os.environ.items() if key not in unset}
-    done = subprocess.run(
-        (sys.executable, "-m", "muster.cli", *arguments),
-        env={**inherited, "TMPDIR": str(directory), **environment},
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=100,
+    return muster_command.muster(
+        *arguments, environment={**inherited, "TMPDIR": str(directory), **environment}
     )
-    return done.returncode, done.stdout, done.stderr
 
 
 @contextlib.asynccontextmanager
@@ -238,16 +232,9 @@ def test_a_bad_address_node_or_time_is_refused(tmp_path: Path) -> None:
 
 def test_a_command_that_cannot_write_its_output_ends_without_a_traceback(tmp_path: Path) -> None:
     def run(file: int, *arguments: str) -> tuple[int, str]:
-        done = subprocess.run(
-            (sys.executable, "-m", "muster.cli", *arguments),
-            env={**os.environ, "TMPDIR": str(tmp_path)},
-            check=False,
-            stdout=file,
-            stderr=subprocess.PIPE,
-            text=True,
-            timeout=100,
-        )
-        return done.returncode, done.stderr
+        environment = {**os.environ, "TMPDIR": str(tmp_path)}
+        code, _, errors = muster_command.muster(*arguments, environment=environment, stdout=file)
+        return code, errors
 
     async def story() -> None:
         async with stack(tmp_path) as (link, _, url):

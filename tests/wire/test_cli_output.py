@@ -14,6 +14,7 @@ import pytest
 from muster import commands
 from muster.cli import __main__ as cli
 from muster.cli import output, registry
+from tests.worlds import muster_command
 
 FULL = "muster: standard output: No space left on device\n"
 
@@ -197,12 +198,11 @@ NOWHERE = "nats://127.0.0.1:1"
 def test_without_nats_a_command_says_where_it_looked(
     arguments: tuple[str, ...],
 ) -> None:
-    command = (sys.executable, "-m", "muster.cli", *arguments, "--url", NOWHERE)
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = muster_command.muster(*arguments, "--url", NOWHERE)
     problem = (
         f"muster {arguments[0]}: NATS at {NOWHERE} has not answered for 3 s: Connection refused\n"
     )
-    assert (done.returncode, done.stdout, done.stderr) == (1, "", problem)
+    assert done == (1, "", problem)
 
 
 def test_a_command_that_waits_for_nats_says_so() -> None:

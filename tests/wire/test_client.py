@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import os
-import subprocess
 import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from datetime import UTC, datetime, timedelta
@@ -16,6 +15,7 @@ import muster
 from muster import codec, vocabulary
 from muster.local import nats as local
 from muster.nats import bus
+from tests.worlds import muster_command
 
 FIVE_LINES: Final = """\
 import asyncio, muster
@@ -79,19 +79,15 @@ async def first(
 
 
 def test_asking_for_the_past_alone_ends_when_nats_is_not_there() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "muster.cli", "events", "--no-follow"],
-        env=os.environ | {"NATS_URL": "nats://me:secret@127.0.0.1:1"},
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
+    code, out, errors = muster_command.muster(
+        *("events", "--no-follow"),
+        environment=os.environ | {"NATS_URL": "nats://me:secret@127.0.0.1:1"},
     )
     problem = (
         "muster events: NATS at nats://127.0.0.1:1 has not answered for 3 s: Connection refused"
     )
-    assert (done.returncode, done.stdout, done.stderr.splitlines()[-1]) == (1, "", problem)
-    assert "secret" not in done.stderr
+    assert (code, out, errors.splitlines()[-1]) == (1, "", problem)
+    assert "secret" not in errors
 
 
 def test_an_outside_program_of_five_lines_prints_what_happens(tmp_path: Path) -> None:

@@ -4,8 +4,6 @@ import asyncio
 import contextlib
 import os
 import stat
-import subprocess
-import sys
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,7 +18,7 @@ from muster import vocabulary
 from muster.cli import registry
 from muster.nats import bus, lock, storage, streams
 from muster.service import probes
-from tests.worlds import manifests, muster_in_cluster, nats_with_passwords
+from tests.worlds import manifests, muster_command, muster_in_cluster, nats_with_passwords
 from tests.worlds.muster_in_cluster import World
 
 UNSET: Final = {"NATS_URL", "NATS_CREDS", "NATS_CA", "MUSTER_HEALTH_URL", "http_proxy"}
@@ -31,17 +29,15 @@ Findings = dict[str, tuple[str, str]]
 async def doctor(where: Path, *arguments: str, **more: str) -> tuple[int, Findings, str]:
     """Run the command beside no `muster up`; return its exit code, findings, and errors."""
     inherited = {key: value for key, value in os.environ.items() if key not in UNSET}
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "muster.cli", "doctor", "--json", *arguments,
-        env={**inherited, "TMPDIR": str(where), **more},
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
-    out, errors = await process.communicate()
-    assert process.returncode is not None
+    code, out, errors = await asyncio.to_thread(
+        muster_command.muster,
+        *("doctor", "--json", *arguments),
+        environment={**inherited, "TMPDIR": str(where), **more},
+    )
     report: dict[str, Any] = orjson.loads(out) if out else {"findings": []}
     findings = {each["check"]: (each["level"], each["text"]) for each in report["findings"]}
-    assert report.get("exit_code", process.returncode) == process.returncode
-    return process.returncode, findings, errors.decode()
+    assert report.get("exit_code", code) == code
+    return code, findings, errors
 
 
 async def in_cluster(world: World, *arguments: str) -> tuple[int, Findings, str]:

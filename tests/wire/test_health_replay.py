@@ -1,8 +1,6 @@
 """A recording, replayed: files on disk, the command, and the detector of the service."""
 
 import itertools
-import subprocess
-import sys
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -17,6 +15,7 @@ from muster.cli import registry
 from muster_health.fleet import detector
 from muster_health.model import config, limits, signals, snapshot
 from muster_health.replay import recorder, recording
+from tests.worlds import muster_command
 
 ZERO = datetime(2026, 1, 1, tzinfo=UTC)
 POLICY = config.Detection(patience_s=0.0, interval_s=1.0, reconnect_s=1.0, review_s=1000.0)
@@ -123,14 +122,9 @@ def test_the_recorded_policy_raises_what_was_published_and_a_calmer_one_less(
     assert report["only_other_policy"] == []
     assert [(alert["kind"], alert["later_s"]) for alert in report["both"]] == [("plugin_down", 9.0)]
 
-    done = subprocess.run(
-        (sys.executable, "-m", "muster.cli", "replay", file, "--policy", file.with_suffix(".yaml")),
-        check=True,
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-    out = done.stdout
+    policy = str(file.with_suffix(".yaml"))
+    code, out, _ = muster_command.muster("replay", str(file), "--policy", policy)
+    assert code == 0
     assert "2 alerts published; replayed, the recorded policy raises 2, and" in out
     assert "9 s later" in out
 

@@ -19,6 +19,7 @@ from muster_labeler import model
 from muster_labeler.naming.sources import Product
 from muster_labeler.service import decision_publisher
 from tests.worlds import labeler_cluster as clusters
+from tests.worlds import muster_command
 from tests.worlds.labeler_cluster import GFD, KEY, Cluster, node
 
 T4 = {GFD: "Tesla-T4"}
@@ -437,13 +438,7 @@ def test_without_labels_of_ours_there_is_nothing_to_remove(here: Cluster) -> Non
 def test_gpu_name_says_what_a_product_would_be_called(
     words: list[str], text: str, out: str, code: int
 ) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "muster.cli", "gpu-name", *words],
-        input=text.encode(),
-        capture_output=True,
-        check=False,
-    )
-    assert (done.returncode, done.stdout.decode()) == (code, out)
+    assert muster_command.muster("gpu-name", *words, stdin=text)[:2] == (code, out)
 
 
 def test_a_program_reads_what_is_planned_and_what_was_written_as_json(here: Cluster) -> None:

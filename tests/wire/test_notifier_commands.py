@@ -14,6 +14,7 @@ import pytest
 from muster.cli.__main__ import app
 from muster.local import nats, webhook
 from muster.nats import bus, storage, streams
+from tests.worlds import muster_command
 
 
 async def muster(url: str, *arguments: str) -> tuple[int, str, str]:
@@ -31,11 +32,10 @@ async def muster(url: str, *arguments: str) -> tuple[int, str, str]:
 
 
 def test_without_a_command_its_help_is_printed() -> None:
-    program = (sys.executable, "-m", "muster.cli", "notify")
-    done = subprocess.run(program, check=False, capture_output=True, text=True)
-    assert done.returncode == 0
-    assert done.stdout.startswith("Usage: muster notify COMMAND")
-    assert {"test", "explain", "import"} <= set(done.stdout.split())
+    code, out, _ = muster_command.muster("notify")
+    assert code == 0
+    assert out.startswith("Usage: muster notify COMMAND")
+    assert {"test", "explain", "import"} <= set(out.split())
 
 
 @pytest.mark.parametrize(
@@ -49,10 +49,9 @@ def test_without_a_command_its_help_is_printed() -> None:
     ],
 )
 def test_wrong_usage_is_one_line_and_exit_code_2(arguments: Sequence[str], problem: str) -> None:
-    program = (sys.executable, "-m", "muster.cli", "notify", *arguments)
-    done = subprocess.run(program, check=False, capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (2, "")
-    (line,) = done.stderr.splitlines()
+    code, out, errors = muster_command.muster("notify", *arguments)
+    assert (code, out) == (2, "")
+    (line,) = errors.splitlines()
     assert line.startswith(problem)
 
 

@@ -12,6 +12,7 @@ import yaml
 from muster.cli import registry
 from muster_plugin.cli import configure
 from muster_plugin.model import advertised
+from tests.worlds import muster_command
 
 FUSE = "apiVersion: muster.dev/v1\nresources: [{name: a.b/fuse, groups: [%s]}]\n"
 GROUP = "resources[0].groups[0]"
@@ -19,15 +20,7 @@ DEVICES = "{devices: [{path: /dev/fuse}], count: 20}"
 
 
 def run(*arguments: str, stdin: str = "") -> tuple[int, str, str]:
-    done = subprocess.run(
-        [sys.executable, "-m", "muster.cli", "config", *arguments],
-        input=stdin,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-    return done.returncode, done.stdout, done.stderr
+    return muster_command.muster("config", *arguments, stdin=stdin)
 
 
 def test_a_file_is_imported_and_the_result_can_be_used(tmp_path: Path) -> None:

@@ -5,8 +5,6 @@ import base64
 import contextlib
 import io
 import os
-import subprocess
-import sys
 import tarfile
 import time
 from collections.abc import AsyncIterator, Iterable, Mapping
@@ -26,7 +24,7 @@ from muster.local import httpd, kubernetes, nats
 from muster.nats import bus
 from muster.nats.auth import accounts
 from muster.service import probes
-from tests.worlds import manifests, nats_with_passwords
+from tests.worlds import manifests, muster_command, nats_with_passwords
 
 NAMESPACE: Final = "muster"
 USER: Final = "alice"
@@ -168,14 +166,10 @@ def environment(world: World, **more: str) -> dict[str, str]:
 
 async def muster(world: World, *arguments: str, **more: str) -> tuple[int, str, list[str]]:
     """Run a command; return its exit code, standard output, and lines of standard error."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "muster.cli", *arguments,
-        env=environment(world, **more),
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
-    out, errors = await process.communicate()
-    assert process.returncode is not None
-    return process.returncode, out.decode(), errors.decode().splitlines()
+    code, out, errors = await asyncio.to_thread(
+        muster_command.muster, *arguments, environment=environment(world, **more)
+    )
+    return code, out, errors.splitlines()
 
 
 def rights(world: World, command: str, nats: str = "") -> str:
