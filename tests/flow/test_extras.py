@@ -14,7 +14,7 @@ from typing import Final
 import pytest
 
 from muster.cli import registry
-from tests.worlds import wheels
+from tests.worlds import muster_command, wheels
 
 PROGRAMS: Final = {
     "plugin": "plugin",
@@ -34,24 +34,45 @@ USES: Final = (
     ("check", "--kubeconfig", "missing"),
     ("config", "import", "--from", "smarter", "smarter.yaml"),
     ("dlq", "list", *NOWHERE),
+    ("doctor",),
     ("events", "--no-follow", *NOWHERE),
     ("gpu-name", "NVIDIA H100 80GB HBM3"),
     ("label-gpus", "--kubeconfig", "missing"),
     ("notify", "import", "alertmanager.yml"),
     ("silence", "list", *NOWHERE),
+    ("replay", "missing", "--policy", "missing"),
     ("status", "--health", "http://127.0.0.1:1"),
+    ("uninstall", "--kubeconfig", "missing"),
+    ("unlabel-gpus", "--kubeconfig", "missing"),
     ("why", "node-a", "--health", "http://127.0.0.1:1", *NOWHERE),
 )
 START: Final = "import sys; sys.path.append(sys.argv.pop(1)); from muster import commands; "
+MUSTER: Final = "sys.exit(commands.muster())"
+IN_TURN: Final = """
+program, options = getattr(commands, sys.argv[1]), sys.argv[2:]
+for option in options:
+    sys.argv[1:] = [option]
+    try:
+        code = program()
+    except SystemExit as end:
+        code = end.code
+    print("exit code of", option, code, flush=True)
+"""
+"""Runs a program with each of the options, without importing it again."""
 
 
 @pytest.fixture(scope="module")
 def sites(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     wheel = wheels.build(tmp_path_factory.mktemp("dist"))
-    return functools.cache(lambda extra: installed(wheel, extra, tmp_path_factory.mktemp(extra)))
+    own = tmp_path_factory.mktemp("own")  # so that each module is compiled once
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(own)
+    return functools.cache(
+        lambda extra: installed(wheel, own, extra, tmp_path_factory.mktemp(extra))
+    )
 
 
-def installed(wheel: Path, extra: str, site: Path) -> Path:
+def installed(wheel: Path, own: Path, extra: str, site: Path) -> Path:
     """Return a directory that holds what `pip install muster-k8s[extra]` would bring, as links."""
     for name in wheels.closure(wheel, extra) - {"muster-k8s"}:
         distribution = importlib.metadata.distribution(name)
@@ -61,8 +82,8 @@ def installed(wheel: Path, extra: str, site: Path) -> Path:
                 share(link, target)
             elif not link.exists():
                 link.symlink_to(target)
-    with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(site)
+    for target in own.iterdir():
+        (site / target.name).symlink_to(target)
     return site
 
 
@@ -71,32 +92,42 @@ def share(link: Path, target: Path) -> None:
     assert link.resolve() == target.resolve()
 
 
-@pytest.mark.parametrize("option", ["--version", "--check"])
 @pytest.mark.parametrize("extra", PROGRAMS)
 def test_an_extra_alone_starts_its_program(
-    extra: str, option: str, sites: Callable[[str], Path], tmp_path: Path
+    extra: str, sites: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    if (extra, option) == ("cli", "--check"):
-        option = "--help"
+    options = ("--version", "--help" if extra == "cli" else "--check")
     with tempfile.TemporaryDirectory(prefix="mu-") as kubelet:  # a socket's path must be short
         (Path(kubelet) / "device-plugins").mkdir()
-        done = start(extra, sites(extra), tmp_path, kubelet, option)
+        arguments = (PROGRAMS[extra], *options)
+        done = start(IN_TURN, sites(extra), tmp_path, kubelet, *arguments)
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout != ""
+    printed = done.stdout
+    for option in options:
+        text, end, printed = printed.partition(f"exit code of {option} 0\n")
+        assert text != ""
+        assert end != ""
 
 
-@pytest.mark.parametrize("name", registry.COMMANDS)
-def test_with_the_extra_cli_alone_a_command_shows_its_help_or_names_its_extra(
+def test_every_command_is_used() -> None:
+    assert {name for name, *_ in USES} | OF_DEVELOPERS == registry.COMMANDS.keys()
+
+
+@pytest.mark.parametrize("name", sorted(registry.COMMANDS.keys() - OF_DEVELOPERS))
+def test_a_command_shows_its_help(name: str) -> None:
+    code, out, errors = muster_command.muster(name, "--help")
+    assert (code, errors) == (0, "")
+    assert out.startswith(f"Usage: muster {name}")
+
+
+@pytest.mark.parametrize("name", sorted(OF_DEVELOPERS))
+def test_with_the_extra_cli_alone_a_command_that_needs_more_names_its_extra(
     name: str, sites: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    done = start("cli", sites("cli"), tmp_path, "", name, "--help")
-    if name in OF_DEVELOPERS:
-        problem = f"muster {name}: not installed: pip install '.[plugin,local]' in muster's source "
-        assert (done.returncode, done.stdout) == (1, "")
-        assert done.stderr.startswith(problem)
-    else:
-        assert (done.returncode, done.stderr) == (0, "")
-        assert done.stdout.startswith(f"Usage: muster {name}")
+    done = start(MUSTER, sites("cli"), tmp_path, "", name, "--help")
+    problem = f"muster {name}: not installed: pip install '.[plugin,local]' in muster's source "
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith(problem)
 
 
 @pytest.mark.parametrize("arguments", USES, ids=" ".join)
@@ -106,23 +137,22 @@ def test_with_the_extra_cli_alone_no_command_ends_in_a_traceback(
     (tmp_path / "alertmanager.yml").write_text("{route: {receiver: a}, receivers: [{name: a}]}")
     (tmp_path / "smarter.yaml").write_text("[{devicematch: ^fuse$, nummaxdevices: 1}]")
     (tmp_path / "empty.creds").touch()
-    done = start("cli", sites("cli"), tmp_path, "", *arguments)
+    done = start(MUSTER, sites("cli"), tmp_path, "", *arguments)
     assert "Traceback" not in done.stderr
     assert "not installed" not in done.stderr
     assert done.stdout + done.stderr != ""
 
 
 def start(
-    extra: str, site: Path, home: Path, kubelet: str, *options: str
+    program: str, site: Path, home: Path, kubelet: str, *options: str
 ) -> subprocess.CompletedProcess[str]:
     environment = {"PATH": os.environ["PATH"], "HOME": str(home), "NODE_NAME": "node-a"}
     environment |= {  # what has no default
         "MUSTER_PLUGIN__GPUS__RESOURCES": '[{"name": "nvidia.com/gpu", "product": "*"}]',
         "MUSTER_PLUGIN__KUBELET__DIRECTORY": kubelet,
     }
-    program = f"{START}sys.exit(commands.{PROGRAMS[extra]}())"
     return subprocess.run(
-        [sys.executable, "-I", "-S", "-c", program, str(site), *options],
+        [sys.executable, "-I", "-S", "-c", START + program, str(site), *options],
         capture_output=True,
         text=True,
         check=False,
