@@ -51,6 +51,9 @@ def test_a_pod_asks_for_the_first_device_and_another_has_the_rights_of_health(
     main = test["containers"][0]
     assert main["args"] == ["muster.cli.verify_installation", "example.com/a"]
     assert main["env"][: len(health["containers"][0]["env"])] == health["containers"][0]["env"]
+    # what has passed stays neither until the next test nor after `helm uninstall`
+    policies = [o["metadata"]["annotations"]["helm.sh/hook-delete-policy"] for o in made.values()]
+    assert policies == ["before-hook-creation,hook-succeeded"] * 2
     # neither is taken for a pod of health, and NATS is open to both
     labels = [item["metadata"]["labels"] for item in made.values()]
     names = [each["app.kubernetes.io/name"] for each in labels]

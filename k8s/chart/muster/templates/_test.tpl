@@ -21,7 +21,7 @@ metadata:
   name: {{ $fullname }}-test
   namespace: {{ $namespace }}
   labels: {app.kubernetes.io/name: muster-test, app.kubernetes.io/part-of: muster}
-  annotations: {helm.sh/hook: test, helm.sh/hook-weight: "1", helm.sh/hook-delete-policy: before-hook-creation}
+  annotations: {helm.sh/hook: test, helm.sh/hook-weight: "1", helm.sh/hook-delete-policy: "before-hook-creation,hook-succeeded"}
 spec:
   {{- omit $spec "topologySpreadConstraints" | toYaml | nindent 2 }}
 {{- with $resources }}
