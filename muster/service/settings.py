@@ -23,6 +23,8 @@ Settings = TypeVar("Settings", bound=msgspec.Struct)
 
 _FILE_BYTES_MAX = 1024 * 1024
 _INHERITED: Final = ("/dev/fd/", "/dev/stdin", "/proc/self/fd/")
+_OTHER_FORMATS: Final = frozenset({".conf", ".crt", ".pem"})
+"""What muster's own ConfigMaps have beside settings: for nats-server, and certificates."""
 _NO_CONFIGURATION: Final = "these manifests contain no configuration for muster"
 UNREADABLE: Final = (
     yaml.YAMLError,
@@ -96,21 +98,24 @@ def parse(text: bytes, *, source: str) -> list[Any]:
         raise BadSettings([f"{source}: not YAML: {' '.join(str(error).split())}"]) from None
 
 
-def only(documents: list[Any], shape: type[Settings], *, source: str) -> Any:
+def only(documents: list[Any], shape: type[Settings], *, source: str, file: str = "") -> Any:
     """Return the single document of a file, or of the ConfigMap that contains it.
 
-    Raises BadSettings unless there is exactly one.
+    If the manifests of several programs are given, the one in `file` is meant. Raises BadSettings
+    unless there is exactly one.
     """
     manifests = [d for d in documents if isinstance(d, dict) and "kind" in d]
     if not manifests:
         if len(documents) > 1:
             raise BadSettings([f"{source}: {len(documents)} YAML documents, expected one"])
         return documents[0] if documents else None
+    data = [*_data(manifests)]
+    named = [each for each in data if each[1] == file]
     keys = {field.encode_name for field in msgspec.structs.fields(shape)}
     configurations = [
-        (name, tree)
-        for name, text in _data(manifests)
-        for tree in parse(text.encode(), source=f"{source}: {name}")
+        (f"{name} of ConfigMap {config_map}", tree)
+        for config_map, name, text in named or data
+        for tree in _trees(text, name, source)
         if isinstance(tree, dict) and not keys.isdisjoint(tree)
     ]
     if len(configurations) != 1:
@@ -118,6 +123,16 @@ def only(documents: list[Any], shape: type[Settings], *, source: str) -> Any:
         problem = f"several configurations: {names}; give one file" if names else _NO_CONFIGURATION
         raise BadSettings([f"{source}: {problem}"])
     return configurations[0][1]
+
+
+def _trees(text: str, name: str, source: str) -> list[Any]:
+    """Return the documents of a ConfigMap's file; none if its name is that of another format."""
+    try:
+        return parse(text.encode(), source=f"{source}: {name}")
+    except BadSettings:
+        if Path(name).suffix in _OTHER_FORMATS:
+            return []
+        raise
 
 
 class _Loader(yaml.SafeLoader):
@@ -200,16 +215,18 @@ def _read(file: Path, shape: type[msgspec.Struct]) -> dict[Any, Any]:
     return tree
 
 
-def _data(documents: list[dict[Any, Any]]) -> Iterator[tuple[str, str]]:
-    """Yield each file of the ConfigMaps in manifests, with its name."""
+def _data(documents: list[dict[Any, Any]]) -> Iterator[tuple[str, str, str]]:
+    """Yield each file of the ConfigMaps in manifests: the ConfigMap's name, its own, its text."""
     for document in documents:
         items, data = document.get("items"), document.get("data")
         if document["kind"] == "List" and isinstance(items, list):
             yield from _data([i for i in items if isinstance(i, dict) and "kind" in i])
         elif document["kind"] == "ConfigMap" and isinstance(data, dict):
+            metadata = document.get("metadata")
+            config_map = metadata.get("name") if isinstance(metadata, dict) else None
             for name, text in data.items():
                 if isinstance(text, str):
-                    yield str(name), text
+                    yield str(config_map or "without a name"), str(name), text
 
 
 def _overlay(

@@ -2,12 +2,14 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
 from muster.service import sections, settings
-from muster_plugin.config import resources
+from muster_plugin.config import files, resources
 from muster_plugin.config import settings as config_settings
+from tests.worlds import manifests
 
 
 def resource(name: str, path: str) -> resources.Resource:
@@ -39,6 +41,40 @@ def test_a_resource_needs_only_a_name_and_a_path(tmp_path: Path) -> None:
     )
     assert result.resources == (resource("smarter-devices/fuse", "/dev/fuse"),)
     assert result.kubelet == config_settings.Kubelet(directory="/var/lib/kubelet")
+
+
+@pytest.mark.parametrize("overlay", manifests.OVERLAYS)
+def test_the_configuration_of_the_plugin_is_picked_from_all_that_an_overlay_renders(
+    overlay: str,
+) -> None:
+    text = manifests.file_in(overlay, "muster-plugin", "plugin.yaml")
+    alone = files.read(text.encode(), source="FILE", written_for=config_settings.Format.MUSTER)
+    rendered = manifests.rendered(overlay).encode()
+    assert alone == files.read(rendered, source="FILE", written_for=config_settings.Format.MUSTER)
+
+
+def test_of_several_configurations_of_plugins_none_is_picked() -> None:
+    maps = [
+        {"kind": "ConfigMap", "metadata": {"name": name}, "data": {key: text}}
+        for name, key, text in (
+            ("nats", "nats.conf", "jetstream {"),
+            ("health", "health.yaml", "log: {level: info}"),
+            ("a", "plugin.yaml", "resources: []"),
+            ("b", "plugin.yaml", "resources: []"),
+        )
+    ]
+    with pytest.raises(settings.BadSettings) as refused:
+        files.read(
+            yaml.safe_dump_all(maps).encode(),
+            source="FILE",
+            written_for=config_settings.Format.MUSTER,
+        )
+    assert refused.value.problems == [
+        (
+            "FILE: several configurations: plugin.yaml of ConfigMap a, plugin.yaml of ConfigMap "
+            "b; give one file"
+        )
+    ]
 
 
 def test_all_errors_are_reported_at_once_with_their_keys(tmp_path: Path) -> None:

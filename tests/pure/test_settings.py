@@ -396,7 +396,10 @@ def test_the_file_may_be_the_configmap_that_holds_it(tmp_path: Path) -> None:
     items = yaml.safe_dump({"kind": "List", "items": [yaml.safe_load(manifest)]})
     assert load(tmp_path, items) == Settings(node="a")
     assert problems(tmp_path, manifest.replace("x: 1", "node: b")) == [
-        "FILE: several configurations: other.yaml, a.yaml; give one file"
+        (
+            "FILE: several configurations: other.yaml of ConfigMap without a name, a.yaml of "
+            "ConfigMap without a name; give one file"
+        )
     ]
     assert problems(tmp_path, service) == [
         "FILE: these manifests contain no configuration for muster"

@@ -21,6 +21,8 @@ from muster_plugin.config.importers import (
 )
 
 _LOGGED_MAX: Final = 1000
+_FILE: Final = "plugin.yaml"
+"""Where muster's own manifests have the plugin's configuration."""
 _KEYS: Final = {
     config_settings.Format.GENERIC: {"devices", "device"},
     config_settings.Format.NVIDIA: {"version", "flags", "sharing"},
@@ -44,7 +46,7 @@ def read(
         tree = msgspec.to_builtins(imported.rules)
         return settings.validate(config_settings.Settings, tree, source=source)
     document = settings.only(
-        settings.parse(text, source=source), config_settings.Settings, source=source
+        settings.parse(text, source=source), config_settings.Settings, source=source, file=_FILE
     )
     try:
         return settings.validate(config_settings.Settings, document or {}, source=source)
