@@ -6,8 +6,9 @@ objects outside the namespace. Each step can be repeated.
 """
 
 import asyncio
+import functools
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Final, TypeVar
@@ -43,14 +44,14 @@ _KINDS: Final = (
 )
 """API group and plural name of each kind of object that muster has outside its namespace."""
 _APPS: Final = "apps"
+_CLAIMS: Final = "persistentvolumeclaims"
 _WORKLOADS: Final = (
     (("daemonsets", "deployments"), "app.kubernetes.io/name!=muster-nats"),
     (("statefulsets",), ""),
 )
 """What ends at the same time, in this order, each with a selector of its pods.
 
-NATS with clients stays for its lame-duck time; and the controller of namespaces that finds pods
-waits for half of their grace period, however soon they end.
+NATS with clients stays for its lame-duck time.
 """
 _READING: Final = (
     Permission("list", "nodes"),
@@ -62,7 +63,8 @@ _WRITING: Final = (
     Permission("patch", "nodes"),
     Permission("patch", "nodes/status"),
     Permission("delete", "namespaces"),
-    Permission("list", "pods"),
+    *(Permission("list", plural) for plural in ("pods", _CLAIMS)),
+    Permission("deletecollection", _CLAIMS),
     *(
         Permission("deletecollection", plural, _APPS)
         for plurals, _ in _WORKLOADS
@@ -70,7 +72,7 @@ _WRITING: Final = (
     ),
     *(Permission("delete", plural, group) for group, plural in _KINDS),
 )
-_PODS_END_S: Final = 60.0
+_PART_ENDS_S: Final = 60.0
 """A pod on a node that is lost never ends, and must not hold up the namespace."""
 _ENDS_S: Final = 180.0
 """NATS may take a minute to stop; a namespace that takes longer waits for something else."""
@@ -239,19 +241,25 @@ class _Cluster:
         return installation if is_there else None
 
     async def end_workloads(self) -> None:
-        """Delete the workloads; wait for their pods, but not for ever. Raises _Refused."""
-        clock = asyncio.get_running_loop().time
+        """Delete the workloads and NATS' claims; wait for their end, but not for ever.
+
+        The controller of namespaces would find what has not ended yet, and look again only after
+        half of the pods' grace period. Raises _Refused.
+        """
         for plurals, selector in _WORKLOADS:
             for plural in plurals:
                 await self._delete(f"/apis/{_APPS}/v1/namespaces/{self._namespace}/{plural}")
-            began = clock()
-            while running := await self._running_pods(selector):
-                passed_s = clock() - began
-                if passed_s > _PODS_END_S:
-                    break
-                pods = wording.counted(running, "pod")
-                output.progress(f"waiting for {pods} to end: {passed_s:.0f} s")
-                await asyncio.sleep(_LOOK_S)
+            await self._until_none("pod", functools.partial(self._running_pods, selector))
+        await self._delete(f"{self._path}/{_CLAIMS}")
+        await self._until_none("volume claim", self._claims)
+
+    async def _until_none(self, what: str, count: Callable[[], Awaitable[int]]) -> None:
+        clock = asyncio.get_running_loop().time
+        began = clock()
+        while (left := await count()) and clock() - began < _PART_ENDS_S:
+            listed = wording.counted(left, what)
+            output.progress(f"waiting for {listed} to end: {clock() - began:.0f} s")
+            await asyncio.sleep(_LOOK_S)
         output.progress("")
 
     async def remove_namespace(self) -> None:
@@ -290,6 +298,11 @@ class _Cluster:
         label = ",".join(filter(None, ("=".join(_PART), selector)))
         phases = [pod.status.phase async for pod in self._all(path, _Pod, label)]
         return sum(phase not in _ENDED for phase in phases)
+
+    async def _claims(self) -> int:
+        """Return how many volume claims there are. Raises Refused."""
+        listed = self._all(f"{self._path}/{_CLAIMS}", objects.HasMetadata)
+        return len([claim async for claim in listed])
 
     async def _namespace_object(self) -> _Namespace | None:
         """Return muster's namespace; None if it is gone. Raises _Refused if it is not muster's."""
