@@ -58,7 +58,10 @@ def test_install_a_message_in_slack_upgrade_and_rollback(
     cluster.shell(real_cluster.namespace_step(), folder)
     cluster.shell(workspace.secret(), folder)
     values = real_cluster.block("install.md", "repository: ")
-    (folder / "values.yaml").write_text(f"{values}\n")
+    # how long a message waits for more by default is seen in test_minimal.py
+    settings: dict[str, object] = {"notifier": {"group_wait_s": 1}}
+    file = folder / "values.yaml"
+    file.write_text(f"{values}\n{yaml.safe_dump({'settings': settings})}")
     install = real_cluster.block("install.md", "helm install")
     with cluster.no_default_storage():
         printed = cluster.shell(install, folder, expect=1)
@@ -66,8 +69,8 @@ def test_install_a_message_in_slack_upgrade_and_rollback(
     assert "Notified: ops" in cluster.shell(install, folder)
     say(f"Helm: {slack.tried(cluster, folder, workspace, since=began)}")
     starts = _starts(cluster)
-    with (folder / "values.yaml").open("a") as file:
-        yaml.safe_dump({"settings": {"labeler": {"policy": {"writes_per_s": 10}}}}, file)
+    settings["labeler"] = {"policy": {"writes_per_s": 10}}
+    file.write_text(f"{values}\n{yaml.safe_dump({'settings': settings})}")
     cluster.shell(real_cluster.block("upgrade.md", "helm upgrade"), folder)
     upgraded = _starts(cluster)
     assert {name for name in starts if starts[name] != upgraded[name]} == {"muster-labeler"}

@@ -61,7 +61,10 @@ def webhook(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Itera
     # the API server reads the certificate's authority with a delay
     until(lambda: volumes(tried(cluster, pod(asks=True))), "the API server asks the webhook")
     yield cluster
-    cluster.good(*gone)
+    # both namespaces end at the same time
+    cluster.good("delete", "namespace", APPS, "--wait=false")
+    cluster.rest()
+    cluster.good("wait", "namespace", APPS, "--for=delete", "--timeout=60s")
 
 
 @pytest.fixture(autouse=True)

@@ -1,11 +1,15 @@
 """The minimal overlay on a real API server: it takes the objects, and holds the rights."""
 
 import json
+import shutil
+import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
+from scripts.cluster import layout
 from tests.worlds import api_rights, manifests
 from tests.worlds.real_cluster import Cluster, until
 
@@ -17,6 +21,7 @@ NODE: Final = "muster-test-install"
 KEY: Final = "skypilot.co/accelerator"
 POLICY: Final = "ValidatingAdmissionPolicy 'muster-labeler'"
 READS_STATUS: Final = "muster-test-reads-status"
+MONITORING: Final = ("podmonitors", "prometheusrules")
 
 
 @pytest.fixture(scope="module")
@@ -61,11 +66,12 @@ def test_the_server_has_every_object_and_a_second_apply_changes_nothing(
 
 
 def test_every_account_may_do_its_work_and_nothing_else(installed: Cluster) -> None:
-    def says(asked: api_rights.Question) -> str:
-        return installed.ask("auth", "can-i", *asked.words())[1].split()[0]
-
-    assert [asked for asked in api_rights.MAY if says(asked) != "yes"] == []
-    assert [asked for asked in api_rights.MAY_NOT if says(asked) != "no"] == []
+    asked = [*api_rights.MAY, *api_rights.MAY_NOT]
+    reviews = {"apiVersion": "v1", "kind": "List", "items": [each.review() for each in asked]}
+    allowed = 'jsonpath={.status.allowed}{"\\n"}'
+    answers = installed.good("create", "-f", "-", "-o", allowed, given=reviews).split()
+    wanted = ["true"] * len(api_rights.MAY) + ["false"] * len(api_rights.MAY_NOT)
+    assert dict(zip(asked, answers, strict=True)) == dict(zip(asked, wanted, strict=True))
 
 
 def test_the_labeler_writes_labels_of_accelerators_and_nothing_else(installed: Cluster) -> None:
@@ -111,3 +117,43 @@ def test_the_labeler_writes_labels_of_accelerators_and_nothing_else(installed: C
     assert code == 0, output
     node = json.loads(installed.good("get", "node", NODE, "-o", "json"))
     assert node["metadata"]["labels"][KEY] == "h100"
+
+
+def _definitions() -> list[Path]:
+    """Return the files in which the Prometheus operator defines its kinds."""
+    go = shutil.which("go")
+    if go is None:
+        pytest.skip("Go is missing, which gets the definitions of the Prometheus operator")
+    module = layout.TOOLS / "monitoring"
+    done = subprocess.run(
+        [go, "mod", "download", "-json"], cwd=module, capture_output=True, text=True, check=True
+    )
+    folder = Path(json.loads(done.stdout)["Dir"]) / "example/prometheus-operator-crd"
+    return [folder / f"monitoring.coreos.com_{kind}.yaml" for kind in MONITORING]
+
+
+@pytest.fixture
+def monitored(installed: Cluster) -> Iterator[Cluster]:
+    names = [f"{kind}.monitoring.coreos.com" for kind in MONITORING]
+    try:
+        for file in _definitions():
+            installed.good("create", "-f", str(file))
+        installed.good("wait", "crd", *names, "--for=condition=Established")
+        yield installed
+    finally:
+        installed.good("delete", "crd", *names, "--ignore-not-found")
+
+
+def test_every_object_of_the_component_monitoring_is_taken(
+    monitored: Cluster, tmp_path: Path
+) -> None:
+    monitored.prepare(tmp_path, more={"components": ["../muster/k8s/components/monitoring"]})
+    lines = monitored.shell("kubectl apply -k my-muster", tmp_path).splitlines()
+    assert {line for line in lines if line.endswith(" created")} == {
+        "podmonitor.monitoring.coreos.com/muster created",
+        "prometheusrule.monitoring.coreos.com/muster created",
+        "configmap/muster-dashboard created",
+    }
+    assert monitored.shell("kubectl diff -k my-muster", tmp_path) == ""
+    rules = monitored.get("prometheusrule", "muster", "-n", "muster")["spec"]["groups"]
+    assert sum(len(group["rules"]) for group in rules) > 0

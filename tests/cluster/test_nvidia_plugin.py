@@ -349,9 +349,9 @@ def intended() -> set[str]:
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_with_the_same_file_ours_differs_only_as_the_page_says(case: Case) -> None:
     async def story() -> tuple[tuple[dict[str, int], Answers], tuple[dict[str, int], Answers]]:
-        return (
-            await answers(case, device_plugins.nvidia_command()),
-            await answers(case, device_plugins.muster_command()),
+        return await asyncio.gather(
+            answers(case, device_plugins.nvidia_command()),
+            answers(case, device_plugins.muster_command()),
         )
 
     (counts, theirs), (our_counts, ours) = asyncio.run(story())

@@ -1,6 +1,11 @@
-"""docs/upgrade.md, Uninstall, word for word: the cluster is as it was before, its nodes too."""
+"""What a cluster without a default StorageClass does, and an uninstall: the documented commands.
+
+The documented steps fail, and say what is missing; with the class everything starts by itself.
+After docs/upgrade.md, Uninstall, the cluster is as it was before, its nodes too.
+"""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Final
 
 import pytest
@@ -33,11 +38,53 @@ def before(cluster: real_cluster.Cluster) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def labelled(
+def folder(
     cluster: real_cluster.Cluster, before: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[real_cluster.Cluster]:
+) -> Iterator[Path]:
+    """Give a user's folder before the first `kubectl apply`."""
     assert before["objects"]
-    cluster.install(tmp_path_factory.mktemp("uninstall"), SETTINGS)
+    made = tmp_path_factory.mktemp("uninstall")
+    cluster.prepare(made, settings=SETTINGS)
+    cluster.shell(real_cluster.passwords(), made)
+    yield made
+    cluster.rest()
+    # a node that had GPUs, be they simulated, would disturb other tests
+    cluster.renew_node()
+
+
+@pytest.fixture(scope="module")
+def without_class(cluster: real_cluster.Cluster, folder: Path) -> tuple[str, str]:
+    """Carry out the steps without a default class; return what they and the diagnosis print."""
+    steps = real_cluster.block("install.md", "kubectl apply -k my-muster")
+    with cluster.no_default_storage():
+        printed = cluster.shell(steps.replace("--timeout=180s", "--timeout=5s"), folder, expect=1)
+        diagnose = real_cluster.block("install.md", "check muster")
+        diagnosis = cluster.shell(diagnose, folder, expect=1)
+    # with a default class again, everything starts by itself
+    waits = [line for line in steps.splitlines() if "rollout status" in line]
+    assert len(waits) == 3
+    cluster.shell("\n".join(waits), folder)
+    return printed, diagnosis
+
+
+def test_without_a_default_storage_class_the_steps_fail_and_say_what_is_missing(
+    cluster: real_cluster.Cluster, folder: Path, without_class: tuple[str, str]
+) -> None:
+    printed, diagnosis = without_class
+    assert printed.splitlines()[-2:] == [
+        "Waiting for 1 pods to be ready...",
+        "error: timed out waiting for the condition",
+    ]
+    assert (
+        "ERROR    RUN002   muster/data-muster-nats-0: NATS has no volume: "
+        "the claim names no StorageClass, and none is the default" in diagnosis.splitlines()
+    )
+    assert cluster.shell("muster check muster", folder).count("nothing found") == 1
+
+
+@pytest.fixture(scope="module")
+def labelled(cluster: real_cluster.Cluster, without_class: tuple[str, str]) -> real_cluster.Cluster:
+    assert without_class
 
     def is_marked() -> bool:
         node = cluster.get("node", cluster.node)
@@ -49,10 +96,7 @@ def labelled(
         )
 
     until(is_marked, "the labeler has written label, annotation and condition", within_s=90)
-    yield cluster
-    cluster.rest()
-    # a node that had GPUs, be they simulated, would disturb other tests
-    cluster.renew_node()
+    return cluster
 
 
 def test_the_documented_commands_leave_the_cluster_as_it_was(

@@ -8,6 +8,9 @@ from tests.worlds import manifests
 
 ACCOUNTS: Final = ("plugin", "nats", "gate", "health", "labeler", "notifier")
 
+_OF_ACCOUNTS: Final = "system:serviceaccounts"
+_GROUPS: Final = (_OF_ACCOUNTS, f"{_OF_ACCOUNTS}:muster", "system:authenticated")
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Question:
@@ -28,13 +31,18 @@ class Question:
         """The name of the one object that is meant; empty for any."""
         return self.what.partition("/")[2]
 
-    def words(self) -> list[str]:
-        """Return what `kubectl auth can-i` is asked."""
-        resource, _, sub = self.what.partition("/")[0].partition(":")
-        words = [self.verb, f"{resource}/{self.name}" if self.name else resource]
-        words += [f"--subresource={sub}"] if sub else []
-        words += ["--namespace", self.namespace] if self.namespace else []
-        return [*words, "--as", f"system:serviceaccount:muster:muster-{self.account}"]
+    def review(self) -> dict[str, Any]:
+        """Return the object by which the API server is asked."""
+        where, _, sub = self.what.partition("/")[0].partition(":")
+        resource, _, group = where.partition(".")
+        attributes = {"verb": self.verb, "group": group, "resource": resource, "subresource": sub}
+        attributes |= {"name": self.name, "namespace": self.namespace}
+        user = {"user": f"system:serviceaccount:muster:muster-{self.account}", "groups": _GROUPS}
+        return {
+            "apiVersion": "authorization.k8s.io/v1",
+            "kind": "SubjectAccessReview",
+            "spec": {**user, "resourceAttributes": attributes},
+        }
 
 
 def _may() -> Iterator[Question]:

@@ -212,12 +212,8 @@ class Cluster:
 
     def run_pod(self, limits: Mapping[str, str], script: str) -> str:
         """Run a script of busybox in a pod with these limits; return what it printed."""
-        container = {
-            "name": "main",
-            "image": BUSYBOX,
-            "command": ["sh", "-c", script],
-            "resources": {"limits": limits},
-        }
+        run = {"name": "main", "image": BUSYBOX, "command": ["sh", "-c", script]}
+        container = {**run, "resources": {"limits": limits}}
         pod = {
             "apiVersion": "v1",
             "kind": "Pod",
@@ -299,6 +295,18 @@ class Cluster:
                 watch.terminate()
             reader.join()
 
+    def _remove_namespace(self) -> None:
+        """Delete muster's namespace, and wait until it and its pods are gone."""
+        # its controller looks after 5 s; meanwhile the pods end, as quickly as they can
+        self.good("delete", "namespace", NAMESPACE, "--wait=false")
+        inside = ("-n", NAMESPACE, "delete", "--all")
+        self.good(*inside, "statefulset,deployment,daemonset,job", "--wait=false")
+        self.good(*inside, "pod", "--grace-period=1", "--timeout=120s")
+        self.good(*inside, "persistentvolumeclaim", "--timeout=60s")
+        # if it looked too early, it waits for most of a minute, unless something changes
+        self.ask("annotate", "namespace", NAMESPACE, "muster-test/pods=ended")
+        self.good("wait", "namespace", NAMESPACE, "--for=delete", "--timeout=120s")
+
     def rest(self) -> None:
         """Remove whatever of muster is there, and wait until it is gone."""
         kinds = (
@@ -308,10 +316,10 @@ class Cluster:
         )
         self.good("delete", kinds, "--all-namespaces", "-l", PART, "--ignore-not-found")
         if self.get("namespace", NAMESPACE):
-            # its controller looks again only after 16 s if there were pods, after 8 s if claims
-            slow = ("statefulset,deployment,daemonset,persistentvolumeclaim", "--all")
-            self.good("-n", NAMESPACE, "delete", *slow, "--cascade=foreground", "--timeout=120s")
-            self.good("delete", "namespace", NAMESPACE, "--timeout=120s")
+            self._remove_namespace()
+        bound = "jsonpath={.items[?(@.status.phase=='Bound')].spec.claimRef.namespace}"
+        volumes = ("get", "pv", "-o", bound)
+        until(lambda: NAMESPACE not in self.good(*volumes).split(), "the volumes are released")
         for volume in self.get("persistentvolumes")["items"]:
             if volume["status"].get("phase") == "Released":
                 # used again, emptied as an administrator would
@@ -320,14 +328,8 @@ class Cluster:
                     shutil.rmtree(data, ignore_errors=True)
                     data.mkdir(mode=0o777)
                     data.chmod(0o777)
-                self.good(
-                    "patch",
-                    "pv",
-                    volume["metadata"]["name"],
-                    "--type=json",
-                    "-p",
-                    '[{"op": "remove", "path": "/spec/claimRef"}]',
-                )
+                forget = '[{"op": "remove", "path": "/spec/claimRef"}]'
+                self.good("patch", "pv", volume["metadata"]["name"], "--type=json", "-p", forget)
 
 
 def until(holds: Callable[[], T], what: str, *, within_s: float = 60.0) -> T:
