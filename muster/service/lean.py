@@ -17,26 +17,12 @@ out can be imported normally afterwards; modules that are already loaded stay.
 """
 
 import importlib
-import importlib.machinery
-import importlib.util
 import sys
-import types
 from typing import Final
 
+from muster.service import lazy
+
 _HTTP: Final = ("http.server", "ssl", "urllib.request", "wsgiref", "wsgiref.simple_server")
-
-
-class _Lazy(types.ModuleType):
-    """A module that is loaded when one of its missing attributes is first used."""
-
-    def __getattr__(self, name: str) -> object:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        self.__class__ = types.ModuleType  # type: ignore[assignment]  # as importlib's LazyLoader
-        assert self.__spec__ is not None, "made from its spec"
-        assert self.__spec__.loader is not None, "the standard library has loaders"
-        self.__spec__.loader.exec_module(self)
-        return getattr(self, name)
 
 
 def import_bus() -> None:
@@ -48,30 +34,13 @@ def import_bus() -> None:
 
 
 def _prepare() -> None:
-    _make_lazy("asyncio.sslproto")
+    lazy.make("asyncio.sslproto")
     # an unloaded class has no instances, so isinstance does not need OpenSSL
-    _make_lazy("ssl", "SSLContext", "SSLSocket")
+    lazy.make("ssl", "SSLContext", "SSLSocket")
     if "hashlib" not in sys.modules:
         sys.modules["_hashlib"] = None  # type: ignore[assignment]  # as if it were not installed
         importlib.import_module("hashlib")
         del sys.modules["_hashlib"]
-
-
-def _make_lazy(name: str, *classes: str) -> None:
-    """Load a module when it is first used; until then it has empty `classes`."""
-    if name in sys.modules:
-        return
-    package = name.rpartition(".")[0]
-    # importlib.util.find_spec would import the package, which imports the module
-    above = importlib.machinery.PathFinder.find_spec(package) if package else None
-    where = above.submodule_search_locations if above else None
-    spec = importlib.machinery.PathFinder.find_spec(name, where)
-    assert spec is not None, "part of the standard library"
-    lazy = importlib.util.module_from_spec(spec)
-    lazy.__class__ = _Lazy
-    for class_name in classes:
-        setattr(lazy, class_name, type(class_name, (), {}))
-    sys.modules[name] = lazy
 
 
 _prepare()
