@@ -97,7 +97,7 @@ def running(*, has_cluster: bool = True, services: int = 1) -> Night:
 STEPS = ("kill", "freeze", "cut", "mend", "part", "stop", "down", "crash", "outage", "lead", "drop")
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=30, deadline=None, derandomize=True)
 @given(
     steps=st.lists(
         st.tuples(

@@ -11,7 +11,7 @@ import string
 from collections.abc import Mapping
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -733,6 +733,7 @@ def test_labels_that_others_act_on_and_other_values_have_no_form(label: str) -> 
     assert not is_of_its_form(key, value)
 
 
+@settings(max_examples=50)
 @given(node=NODES, seed=st.integers())
 def test_every_label_is_one_that_the_api_takes_and_none_depends_on_any_order(
     node: vocabulary.GpuNode, seed: int

@@ -459,7 +459,7 @@ RESOURCES: Final = st.lists(
 )
 
 
-@hypothesis_settings(max_examples=200)
+@hypothesis_settings(max_examples=100)
 @given(resources=RESOURCES)
 def test_rules_that_are_taken_are_printed_and_read_again_as_the_same(
     resources: list[dict[str, Any]],

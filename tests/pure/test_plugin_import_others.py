@@ -12,6 +12,7 @@ import msgspec
 import pytest
 import yaml
 from hypothesis import given
+from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from muster.service import settings
@@ -505,6 +506,7 @@ def test_any_bytes_give_rules_or_say_why_not(text: bytes, peer: Format) -> None:
     usable(text, peer)
 
 
+@hypothesis_settings(max_examples=40)
 @given(
     tree=TREES | ENTRIES | st.fixed_dictionaries({"devices": st.lists(SPECS, max_size=3)}),
     peer=st.sampled_from([Format.SMARTER, Format.GENERIC, Format.NVIDIA]),
