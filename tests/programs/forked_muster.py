@@ -8,12 +8,12 @@ python forked_muster.py            each line of standard input has a file for th
 python forked_muster.py DESCRIPTOR a socket for requests; see `tests/worlds/muster_command.py`
 """
 
+import contextlib
 import gc
 import importlib
 import json
 import os
 import shlex
-import signal
 import socket
 import sys
 import tempfile
@@ -77,7 +77,6 @@ def run(file: str, arguments: list[str]) -> int:
 
 def answer(request: bytes, reply: int, stdin: int, stdout: int, stderr: int) -> None:
     """Run the command in a child of this process; send its exit code."""
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     child = os.fork()
     if child:
         os.write(reply, str(waited_for(child)).encode())
@@ -93,7 +92,6 @@ def answer(request: bytes, reply: int, stdin: int, stdout: int, stderr: int) -> 
 
 def serve(requests: socket.socket) -> None:
     """Answer until nobody is left who could ask."""
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     while True:
         request, descriptors, _, _ = socket.recv_fds(requests, REQUEST_MAX, DESCRIPTORS)
         if not request:
@@ -104,6 +102,10 @@ def serve(requests: socket.socket) -> None:
             os._exit(0)
         for descriptor in descriptors:
             os.close(descriptor)
+        # those that have ended, so that their processor time counts as this process's
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
 
 
 if __name__ == "__main__":
