@@ -5,7 +5,7 @@ import contextlib
 import datetime as dt
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import orjson
 import pytest
@@ -16,7 +16,7 @@ from muster_notifier import running, sample_message
 from muster_notifier.receivers import results
 from muster_notifier.routing import notifications
 from muster_notifier.sample_message import Attempt
-from tests.worlds import manifests, muster_in_cluster
+from tests.worlds import muster_in_cluster
 from tests.worlds.muster_in_cluster import World, command, rights
 
 CONTEXT: Final = ("--context", "muster")
@@ -140,11 +140,8 @@ def test_an_alert_is_explained_with_the_settings_and_receivers_of_the_running_no
             webhook.WebhookReceiver() as hook,
             notifier(tmp_path, hook) as (world, _, _),
         ):
-            volumes: list[dict[str, Any]] = manifests.pods("minimal")["muster-notifier"]["volumes"]
-            (name,) = [v["configMap"]["name"] for v in volumes if v["name"] == "configuration"]
-            tree = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}}
             text = 'routes: [{matchers: [kind="stuck"], receivers: [console]}]\n'
-            await world.create("configmaps", {**tree, "data": {"notifier.yaml": text}})
+            name = await muster_in_cluster.notifier_settings(world, text)
             explain = ("notify", "explain", *CONTEXT, "--labels")
             code, out, errors = await command(world, *explain, "kind=missing")
             assert (code, errors) == (0, [rights(world, "notify", ADMIN)])

@@ -27,6 +27,9 @@ RECEIVERS: Final = "muster-notifier-receivers"
 CONTEXT: Final = ("--context", "muster")
 SLACK: Final = ("notify", "setup", "slack", "--reach", "loopback")
 TAKEN: Final = "muster notify: test message to {} answered: taken: HTTP 200"
+SETTINGS: Final = """
+receivers: [{name: ops, webhook: {url: "https://hooks.example.com"}}]
+"""
 KEPT: Final = "muster notify: nothing is written; --no-test writes it without a test"
 
 
@@ -47,6 +50,7 @@ async def notifier(where: Path) -> AsyncIterator[tuple[World, webhook.WebhookRec
         webhook.WebhookReceiver() as slack,
     ):
         await world.pod("muster-notifier", 0, 8080, slack.url)
+        await muster_in_cluster.notifier_settings(world, SETTINGS)
         secret.write_text(f"{slack.url}/services/x\n")
         yield world, slack, secret
 
@@ -65,7 +69,7 @@ def test_a_tested_receiver_is_added_to_those_that_are_there(tmp_path: Path) -> N
         async with notifier(tmp_path) as (world, slack, secret):
             about = ("--secret-file", str(secret))
             code, out, errors = await command(world, *SLACK, *about, *CONTEXT)
-            assert (code, errors) == (0, [TAKEN.format("slack"), rights(world, "notify")])
+            assert (code, errors) == (0, [rights(world, "notify"), TAKEN.format("slack")])
             assert out == (
                 f"slack: written to the Secret {RECEIVERS}; the notifier uses it within two "
                 "minutes, without a restart; then: muster --context muster notify test slack\n"
@@ -73,7 +77,7 @@ def test_a_tested_receiver_is_added_to_those_that_are_there(tmp_path: Path) -> N
             assert "this is a test message" in slack.received()[0].body
             hook = ("notify", "setup", "webhook", "--name", "hook", "--url", slack.url)
             code, _, errors = await command(world, *CONTEXT, *hook, "--reach", "loopback")
-            assert (code, errors[0]) == (0, TAKEN.format("hook"))
+            assert (code, errors[1]) == (0, TAKEN.format("hook"))
             texts = await stored(world)
             assert texts["slack.secret"] == f"{slack.url}/services/x"
             for file, text in texts.items():
@@ -87,11 +91,16 @@ def test_a_tested_receiver_is_added_to_those_that_are_there(tmp_path: Path) -> N
             code, _, errors = await command(world, *SLACK, *about, *CONTEXT)
             taken = "there is already a receiver slack: pass another --name, or --replace"
             assert (code, errors[-1]) == (2, f"muster notify: {taken}")
+            code, _, errors = await command(world, *SLACK, *about, *CONTEXT, "--name", "ops")
+            taken = "the notifier's settings have a receiver ops: pass another --name"
+            assert (code, errors[-1]) == (2, f"muster notify: {taken}")
+            # no test message before a refusal
+            assert len(slack.received()) == 2
             code, _, _ = await command(world, *SLACK, *about, *CONTEXT, "--replace", "--no-test")
             assert code == 0
             changed = {"slack.secret": f"{slack.url}/services/y"}
             assert await stored(world) == texts | changed
-            assert len(slack.received()) == 3
+            assert len(slack.received()) == 2
 
     play(story)
 
@@ -103,7 +112,8 @@ def test_nothing_is_written_if_the_receiver_refuses_the_test_message(tmp_path: P
             about = ("--secret-file", str(secret), *CONTEXT)
             code, out, errors = await command(world, *SLACK, *about)
             answer = "test message to slack answered: refused (not_found): HTTP 404"
-            assert (code, out, errors) == (1, "", [f"muster notify: {answer}", KEPT])
+            assert (code, out) == (1, "")
+            assert errors == [rights(world, "notify"), f"muster notify: {answer}", KEPT]
             assert await stored(world) == {}
 
     play(story)

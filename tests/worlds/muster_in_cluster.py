@@ -120,6 +120,15 @@ async def health(world: World, number: int, *, leader: str = "") -> AsyncIterato
         yield
 
 
+async def notifier_settings(world: World, text: str) -> str:
+    """Create the ConfigMap with the notifier's settings; return its name."""
+    volumes: list[dict[str, Any]] = manifests.pods("minimal")["muster-notifier"]["volumes"]
+    (name,) = (str(v["configMap"]["name"]) for v in volumes if v["name"] == "configuration")
+    tree = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}}
+    await world.create("configmaps", {**tree, "data": {"notifier.yaml": text}})
+    return name
+
+
 @contextlib.asynccontextmanager
 async def passwords(world: World, where: Path) -> AsyncIterator[str]:
     """Run NATS as `minimal` has it, with the Secrets of reader and admin; give admin's address."""

@@ -20,7 +20,7 @@ from cyclopts import Parameter
 from muster import commands
 from muster.cli import output, reach
 from muster.kubernetes import installation
-from muster_notifier import sample_message
+from muster_notifier import running, sample_message
 from muster_notifier.config import receiver_settings, schema, setup_plan
 from muster_notifier.receivers import directory, results
 
@@ -198,21 +198,21 @@ def webhook(*, url: str = "", reach: _Reach = _PUBLIC, options: _Common = _OPTIO
 
 
 def _set_up(kind: str, make: Callable[[str], setup_plan.Plan], options: _Options) -> int:
+    context = None if options.print_ else options.context
     try:
         plan = make(_named(options.name or kind))
+        if context is not None and (refusal := asyncio.run(_refusal(plan, options, context))):
+            return output.fail(_NAME, refusal)
         with tempfile.TemporaryDirectory() as place:
             configured = _validated(plan, Path(place))
             if not options.no_test and not _is_taken(plan.name, configured):
                 problem = "nothing is written; --no-test writes it without a test"
                 return output.fail(_NAME, problem, code=1)
-    except _Unusable as error:
+        if context is None:
+            return _print(plan, options)
+        return asyncio.run(_write(plan, options, context))
+    except (_Unusable, running.Unusable) as error:
         return output.fail(_NAME, str(error))
-    if options.print_ or options.context is None:
-        return _print(plan, options)
-    if missing := commands.missing("labeler"):
-        return output.fail(_NAME, missing, code=1)
-    try:
-        return asyncio.run(_write(plan, options, options.context))
     except installation.Unreachable as error:
         return output.fail(_NAME, str(error), code=1)
 
@@ -253,17 +253,30 @@ def _print(plan: setup_plan.Plan, options: _Options) -> int:
     return 0
 
 
-async def _write(plan: setup_plan.Plan, options: _Options, context: str) -> int:
-    """Write the receiver to the cluster. Raises Unreachable."""
+async def _refusal(plan: setup_plan.Plan, options: _Options, context: str) -> str | None:
+    """Return why the receiver must not be written to the cluster.
+
+    Raises Unreachable and Unusable.
+    """
+    if missing := commands.missing("labeler"):
+        raise installation.Unreachable(missing)
     from muster.cli import cluster as clusters  # noqa: PLC0415  # the client, only where it is used
 
     async with clusters.opened(context=context, namespace=options.namespace) as cluster:
         output.warn(_NAME, await cluster.rights(context))
         secret = installation.receivers_secret(await cluster.pods(), options.namespace)
-        present = await cluster.secret(secret)
-        refusal = plan.refusal(present, replaces=options.replace)
-        if refusal:
-            return output.fail(_NAME, refusal)
+        refusal = plan.refusal(await cluster.secret(secret), replaces=options.replace)
+    if plan.name in await running.configured_names(context, options.namespace):
+        return f"the notifier's settings have a receiver {plan.name}: pass another --name"
+    return refusal
+
+
+async def _write(plan: setup_plan.Plan, options: _Options, context: str) -> int:
+    """Write the receiver to the cluster. Raises Unreachable."""
+    from muster.cli import cluster as clusters  # noqa: PLC0415  # the client, only where it is used
+
+    async with clusters.opened(context=context, namespace=options.namespace) as cluster:
+        secret = installation.receivers_secret(await cluster.pods(), options.namespace)
         await cluster.apply_secret(
             secret,
             plan.manifest(secret=secret, namespace=options.namespace),

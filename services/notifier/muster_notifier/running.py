@@ -49,6 +49,18 @@ async def settings_in(context: str, namespace: str) -> schema.Settings:
     return settings.validate(schema.Settings, tree or {}, source=source)
 
 
+async def configured_names(context: str, namespace: str) -> list[str]:
+    """Return the receivers in the settings of the notifier in a cluster.
+
+    Raises Unreachable and Unusable.
+    """
+    try:
+        configured = await settings_in(context, namespace)
+    except settings.BadSettings as error:
+        raise Unusable(str(error)) from None
+    return [receiver.name for receiver in configured.receivers]
+
+
 async def more_receivers(
     link: bus.Bus, configured: schema.Settings
 ) -> tuple[receiver_settings.Receiver, ...]:

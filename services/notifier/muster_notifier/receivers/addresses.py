@@ -126,8 +126,9 @@ _32_BITS: Final = 0xFFFF_FFFF
 _SECRETS: Final = "link-local, where clouds serve metadata and secrets: never allowed"
 _NOBODY: Final = "not the address of one machine: never allowed"
 _RESERVED: Final = "reserved: never allowed"
-_THIS_MACHINE: Final = "this machine: set `reach: loopback` if this is intended"
-_PRIVATE: Final = "private: set `reach: private` if this is intended"
+_HOW: Final = "beside its URL, such as `slack: {{reach: {0}, ...}}` (--reach {0})"
+_THIS_MACHINE: Final = f"this machine: to allow that, set `reach` {_HOW.format('loopback')}"
+_PRIVATE: Final = f"private: to allow that, set `reach` {_HOW.format('private')}"
 _PUBLIC: Final = ""
 
 _ALLOWED: Final = {
