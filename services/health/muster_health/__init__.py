@@ -1,4 +1,4 @@
-"""Health: detects plugins that failed silently, diagnoses how, and raises alerts.
+"""Detects plugins that failed silently, diagnoses the failure, and raises alerts.
 
 `bus` and `kubernetes` are the adapters. `plugin` is the state machine of one plugin, `fleet` the
 detector that routes events to all plugins, and `alerting` turns verdicts into alerts. `replay`

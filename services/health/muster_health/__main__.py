@@ -1,4 +1,4 @@
-"""Adapter: the process: connects the detector to NATS and to the Kubernetes API.
+"""Adapter: runs the health process: connects the detector to NATS and to the Kubernetes API.
 
 Every input goes through one inbox into one state machine. The machine's outputs are carried out in
 the background, in order. Probes run in the background, too, and their results are inputs.

@@ -1,4 +1,4 @@
-"""Adapter: Prometheus: health's counters, and its current verdicts and alerts."""
+"""Adapter: exports health's counters, current verdicts and alerts to Prometheus."""
 
 import collections
 from collections.abc import Iterable
@@ -14,7 +14,7 @@ from muster_health.model import limits, signals
 
 _DELAYS_S: Final = (0.1, 0.5, 1, 2, 3, 5, 10, 15, 20, 30, 60)
 PLUGINS_MAX: Final = 20_000
-"""Of more plugins, the verdict on each is not exported: a scrape of these takes 34 MB."""
+"""With more plugins, verdicts on single plugins are not exported: a scrape would exceed 34 MB."""
 LEFT_OUT: Final = prometheus_client.Gauge(
     "muster_health_plugins_without_series",
     f"Plugins whose verdicts are not exported, because there are more than {PLUGINS_MAX}.",
@@ -160,7 +160,7 @@ class CurrentState(registry.Collector):
 
 
 def exported(source: detector.Detector, *, per_node: bool) -> tuple[str, bytes]:
-    """Return all metrics; only the leader exports those of each node, so that there is only one."""
+    """Return all metrics; only the leader exports metrics of single nodes, to avoid duplicates."""
     plugins = sum(1 for _ in source.plugins())
     is_large = plugins > PLUGINS_MAX
     LEFT_OUT.set(plugins if per_node and is_large else 0)

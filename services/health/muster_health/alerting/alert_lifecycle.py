@@ -1,8 +1,8 @@
 """Pure: alert lifecycle: compares wanted with published alerts, and decides what to publish.
 
-Only these two sets matter, not how they came about: so any process may have published an alert, and
-the evaluation may run any number of times. Repeated failures are damped: each time, the plugin must
-stay healthy for longer before it counts as recovered.
+Only these two sets matter, not their history. Any process may therefore have published an alert,
+and the evaluation may be repeated. Repeated failures are damped: each time, the plugin must stay
+healthy for longer before it counts as recovered.
 
 An alert is first stored as pending, then published, then stored as published. After a crash in
 between, it may be published again under the same id, but it is never lost.
@@ -48,7 +48,7 @@ class FlapDamping:
         self._times = (*recent, now)[-_COUNTED_MAX:]
 
     def restore(self, level: int, now: float) -> None:
-        """Restore the failures that a former process counted, as if they had just happened."""
+        """Restore the failures that a previous process counted, as if they had just happened."""
         self.level = level
         self._last = now if level else None
         self._times = (now,) * min(level, self.settings.flap_falls - 1)
@@ -84,7 +84,7 @@ MayOpen = Callable[[alerts.Key], bool]
 
 _NONE: Final[Mapping[alerts.Key, alerts.Alert]] = {}
 _NO_HISTORY: Final[Mapping[alerts.Key, _History]] = {}
-"""Shared by all plugins without alerts, which are most of them."""
+"""Shared by all plugins without alerts, that is, by most plugins."""
 
 
 class AlertLifecycle:

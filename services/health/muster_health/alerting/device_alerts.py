@@ -1,4 +1,4 @@
-"""Pure: device faults of one plugin, and their alerts: one for each kind and resource.
+"""Pure: tracks the device faults of one plugin, with one alert for each kind and resource.
 
 Events set faults, and snapshots correct them, because events may be lost: the next inventory lists
 the unhealthy devices, and each heartbeat counts the degraded, unmonitored and missing ones.
@@ -31,7 +31,7 @@ _KIND_OF: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Why a device has a fault, and which pods use it."""
+    """The reason for a device's fault, and the pods that use the device."""
 
     why: str
     pods: tuple[str, ...] = ()
@@ -39,7 +39,7 @@ class Fault:
 
 @dataclass(slots=True, eq=False)
 class _Faults:
-    """All present and recently ended faults; most plugins share the empty instance."""
+    """All current and recently ended faults; most plugins share the empty instance."""
 
     by_group: dict[Group, dict[str, Fault]] = field(default_factory=dict)
     counts: dict[Group, int] = field(default_factory=dict)
@@ -84,11 +84,11 @@ class DeviceFaults:
 
     @property
     def ended(self) -> Mapping[Group, str]:
-        """The reason why each ended fault is over."""
+        """Why each ended fault has ended."""
         return self._faults.ended
 
     def restore(self, stored: Iterable[snapshot.KnownFault]) -> None:
-        """Restore the faults that a former process saved, unless a newer snapshot has arrived.
+        """Restore the faults that a previous process saved, unless a newer snapshot has arrived.
 
         A shortage names no devices: the next heartbeat reports it again.
         """
@@ -105,7 +105,7 @@ class DeviceFaults:
                 self._own.counts[where] = len(self.by_group.get(where, ()))
 
     def known(self) -> tuple[snapshot.KnownFault, ...]:
-        """Return the faults to save: of many only the first, because each event saves them.
+        """Return the faults to save; only the first of many, because each event saves them.
 
         After a restart the next inventory lists the others.
         """
@@ -116,7 +116,7 @@ class DeviceFaults:
         return tuple(snapshot.KnownFault(*group, tuple(ids)) for group, ids in alike.items())
 
     def apply(self, event: vocabulary.Event, had: Mapping[str, int] = _NOTHING) -> bool:
-        """Record what a plugin reports; return False if it has more faults than may be kept.
+        """Record a plugin's event; return False if the plugin has more faults than allowed.
 
         `had` is the expected number of devices by resource. While an inventory lists fewer, an
         unhealthy device that is missing from it does not count as recovered.
@@ -144,7 +144,7 @@ class DeviceFaults:
         return True
 
     def observe(self, heartbeat: vocabulary.Heartbeat) -> bool:
-        """Record the numbers of a heartbeat; return whether they changed anything."""
+        """Record the numbers in a heartbeat; return whether they changed anything."""
         changed, is_unharmed = False, self._faults is _NONE
         for resource in heartbeat.resources:
             reports_any = resource.short or resource.degraded or resource.unmonitored
@@ -164,7 +164,7 @@ class DeviceFaults:
         return changed
 
     def settle(self, lacks: Callable[[str], bool]) -> bool:
-        """Drop unlisted devices of resources with no missing devices; return whether any were."""
+        """Drop unlisted devices of resources without missing devices; return whether any was."""
         if not self._faults.unlisted:
             return False
         over = [

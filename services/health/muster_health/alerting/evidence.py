@@ -1,4 +1,4 @@
-"""Pure: evidence: observations in plain words, each with its source."""
+"""Pure: formats observations as evidence, each with its source."""
 
 import functools
 from collections.abc import Iterable
@@ -12,29 +12,29 @@ _PODS_SHOWN: Final = 3
 
 
 def of(source: str, text: str) -> vocabulary.Evidence:
-    """Return one observation; long texts are cut, because a plugin may have written them."""
+    """Return one observation; a long text is truncated, because a plugin may have written it."""
     cut = text if len(text) <= _TEXT_MAX else text[: _TEXT_MAX - 3] + "..."
     return vocabulary.Evidence(source=source, observed=cut)
 
 
 def silent(silent_s: float, interval_s: float, *, ever_heard: bool) -> vocabulary.Evidence:
-    """Return that no heartbeat arrived."""
+    """Return the evidence that no heartbeat arrived."""
     waited = f"{silent_s:.1f} s, {silent_s / interval_s:.1f} intervals of {interval_s:g} s"
     return of("heartbeat", f"none for {waited}" if ever_heard else f"none yet; waited {waited}")
 
 
 def not_subscribed() -> vocabulary.Evidence:
-    """Return that the server rejected a probe at once, because nobody is subscribed."""
+    """Return the evidence that a probe was rejected, because nobody is subscribed."""
     return of("probe", "nobody is subscribed to the plugin's subject")
 
 
 def no_answer(timeout_s: float) -> vocabulary.Evidence:
-    """Return that a probe was delivered but not answered."""
+    """Return the evidence that a probe was delivered but not answered."""
     return of("probe", f"the plugin is subscribed but did not answer within {timeout_s:g} s")
 
 
 def cluster(answer: signals.Facts | None, resources: Iterable[str]) -> list[vocabulary.Evidence]:
-    """Return what Kubernetes answered, and what could not be read."""
+    """Return the answer from Kubernetes as evidence, with any read errors."""
     if answer is None:
         return [undecided("no answer from the Kubernetes API")]
     observations = []
@@ -57,7 +57,7 @@ def cluster(answer: signals.Facts | None, resources: Iterable[str]) -> list[voca
 
 
 def kubelet(lease_age_s: float, *, is_ready: bool | None) -> list[vocabulary.Evidence]:
-    """Return what the node's lease and condition, both written by its kubelet, show about it."""
+    """Return the evidence in the node's lease and condition, which its kubelet writes."""
     renewed = f"the kubelet renewed the node's lease {lease_age_s:.0f} s ago; it does so every 10 s"
     if is_ready is None:
         return [of("kubernetes", renewed)]
@@ -65,23 +65,23 @@ def kubelet(lease_age_s: float, *, is_ready: bool | None) -> list[vocabulary.Evi
 
 
 def undecided(text: str) -> vocabulary.Evidence:
-    """Return what could not be decided, and why not."""
+    """Return the evidence that no decision was possible, with the reason."""
     return of("health", text)
 
 
 def failures(count: int, window_s: float) -> vocabulary.Evidence:
-    """Return how often the plugin, or one of its devices, has failed."""
+    """Return the number of failures of the plugin, or of one of its devices, as evidence."""
     return of("health", f"failed {count} times within {window_s / 60:g} min")
 
 
 @functools.cache
 def alive() -> vocabulary.Evidence:
-    """Return that a first heartbeat reports no problem."""
+    """Return the evidence that a first heartbeat reports no problem."""
     return of("heartbeat", "alive, reports no problem")
 
 
 def recovered(good_heartbeats: int) -> vocabulary.Evidence:
-    """Return that heartbeats are arriving again."""
+    """Return the evidence that heartbeats are arriving again."""
     heartbeats = wording.counted(good_heartbeats, "good heartbeat")
     return of("heartbeat", f"{heartbeats} since it came back")
 
@@ -89,14 +89,14 @@ def recovered(good_heartbeats: int) -> vocabulary.Evidence:
 def stop_announced(
     reason: vocabulary.StopReason, return_s: float, *, is_own: bool
 ) -> vocabulary.Evidence:
-    """Return that the plugin announced a stop; `is_own` if the plugin announced the duration."""
+    """Return the evidence of an announced stop; `is_own` if the plugin announced the duration."""
     setting = "" if is_own else " (by detection.maintenance_s)"
     expected = f"expected back within {return_s:g} s{setting}"
     return of("plugin", f"announced that it stops ({reason}); {expected}")
 
 
 def overdue(return_s: float, since: str) -> vocabulary.Evidence:
-    """Return that a planned stop is taking too long; `since` is how the stop began."""
+    """Return the evidence that a planned stop takes too long; `since` is how the stop began."""
     return of("clock", f"not back {return_s:g} s after {since}")
 
 

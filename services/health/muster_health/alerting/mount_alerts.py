@@ -1,4 +1,4 @@
-"""Pure: FUSE mounts of one node that do not work, and their alerts: one for each kind.
+"""Pure: tracks the failed FUSE mounts of one node, with one alert for each kind of failure.
 
 | reported                                             | faults of the mount             |
 |------------------------------------------------------|---------------------------------|
@@ -38,7 +38,7 @@ _WORDS: Final = {
     ),
 }
 FAULTS_MAX: Final = 1024
-"""More than there are mounts on a node that pods can use."""
+"""More than the number of FUSE mounts that a node's pods can use."""
 _WHY_MAX: Final = 300
 _SHOWN_MAX: Final = 4
 _SAVED_MAX: Final = 128
@@ -56,7 +56,7 @@ class Fault:
 
 @dataclass(slots=True, eq=False)
 class MountFaults:
-    """The mounts of one node that do not work; only the plugin that mounts has any."""
+    """The failed mounts of one node; only the plugin that mounts has any."""
 
     total: int | None = None
     """How many mounts the last inventory lists; None before the first."""
@@ -69,7 +69,7 @@ class MountFaults:
         return self._own or {}
 
     def restore(self, stored: Iterable[snapshot.KnownFault]) -> None:
-        """Restore the faults that a former process saved, unless newer ones are known."""
+        """Restore the faults that a previous process saved, unless newer ones are known."""
         if self.total is not None or self.changes:
             return
         for group in stored:
@@ -86,7 +86,7 @@ class MountFaults:
         )
 
     def apply(self, event: vocabulary.Event) -> bool:
-        """Record what a broker reports; return False if it has more faults than may be kept."""
+        """Record a broker's event; return False if there are more faults than allowed."""
         match event:
             case vocabulary.FuseMountChanged(mount=mount):
                 kind = _KIND_OF[event.condition]
@@ -162,7 +162,7 @@ def of(faults: MountFaults, *, node: str, at: datetime) -> Iterable[alerts.Alert
 
 
 def ended() -> tuple[vocabulary.Evidence, ...]:
-    """Return the evidence that no mount has a fault of a kind any more."""
+    """Return the evidence that no mount has a fault of this kind any more."""
     return (evidence.of("plugin", "the mounts work again, or have ended"),)
 
 

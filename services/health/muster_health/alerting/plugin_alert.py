@@ -1,4 +1,4 @@
-"""Pure: the alert about a plugin itself: whether it is due, its severity, and its affected pods.
+"""Pure: decides on the alert about a plugin itself: its time, severity and affected pods.
 
 The alert follows from the current verdict. If the plugin may only be pausing, the alert waits for a
 while; meanwhile, a plugin that keeps failing gets an alert about flapping. Before anything new is
@@ -126,7 +126,7 @@ class PluginAlert:
     def restore(
         self, firing: tuple[alerts.Alert, ...], *, pause_due: float, repair_due: float
     ) -> None:
-        """Restore the alerts that a former process published."""
+        """Restore the alerts that a previous process published."""
         overdue = [alert for alert in firing if alert.kind is AlertKind.MAINTENANCE_OVERDUE]
         self.overdue = overdue[0].evidence if overdue else ()
         self._pause_due, self.repair_due = pause_due, repair_due
@@ -162,7 +162,9 @@ class PluginAlert:
         return True
 
     def may_open(self, others: alert_lifecycle.MayOpen) -> alert_lifecycle.MayOpen:
-        """Return which alerts may open now: this one by its permit, all others by `others`."""
+        """Return a filter for alerts that may open now: this alert by its permit, others by
+        `others`.
+        """
 
         def may(key: alerts.Key) -> bool:
             if self._has_permit and is_of_plugin(key):

@@ -1,8 +1,8 @@
-"""Pure: what is published about one plugin: its verdict, its alerts, and pending changes.
+"""Pure: decides what to publish about one plugin: its verdict, alerts and pending changes.
 
-This follows from the current verdict and from what was published before. The caller stores pending
-changes before they are published: after a crash, they may be published again under the same id, but
-are never lost.
+The decision follows from the current verdict and from earlier publications. The caller stores
+pending changes before they are published: after a crash, they may be published again under the same
+id, but are never lost.
 """
 
 from collections.abc import Callable, Mapping
@@ -26,7 +26,7 @@ from muster_health.model import alerts, config, signals, snapshot, steps
 _REPAIRABLE: Final = frozenset({Verdict.STUCK, Verdict.DEREGISTERED, Verdict.MISMATCH})
 """The verdicts that a restart of the plugin's pod may repair."""
 _OF_KUBELET: Final = frozenset({steps.Rule.KUBELET_AWAY, steps.Rule.KUBELET_DEAD})
-"""The rules with which a restart does not help, because the kubelet is at fault."""
+"""The rules under which a restart does not help, because the kubelet is at fault."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +65,7 @@ class PluginAlerting:
     _reached_at: float | None = None
 
     def load(self, before: snapshot.Snapshot) -> None:
-        """Load what another process published, and its pending changes."""
+        """Load another process's published verdict and alerts, and its pending changes."""
         self.lifecycle.load(before.firing, before.untold_alerts)
         self.published_verdict = before.verdict
         self.pending_verdict = before.untold_verdict
@@ -78,14 +78,14 @@ class PluginAlerting:
         pause_due: float,
         repair_due: float,
     ) -> None:
-        """Restore what a former process saved."""
+        """Restore the state that a previous process saved."""
         self.since, self.rule, self.evidence = before.since, before.rule, before.evidence
         self._follow(standing)
         if self.alert is not None:
             self.alert.restore(before.firing, pause_due=pause_due, repair_due=repair_due)
 
     def reset_published(self) -> None:
-        """Forget what was published: it was dropped because we are no longer the leader."""
+        """Forget the last publication, which was dropped because another replica leads."""
         self.lifecycle.load((), ())
         self.published_verdict = self.pending_verdict = None
 
@@ -139,7 +139,7 @@ class PluginAlerting:
         return any(alert.kind is AlertKind.NODE_DOWN for alert in published)
 
     def skip(self, now: float, at: datetime) -> None:
-        """Discard what is pending: another replica leads and publishes it."""
+        """Discard pending changes, because another replica leads and publishes them."""
         self._stamp(now, at)
         self.is_dirty, self.look_due = False, None
         if self.alert is not None:
@@ -186,7 +186,7 @@ class PluginAlerting:
         return questions, held
 
     def end_all(self, standing: steps.Standing, now: float, at: datetime, why: str) -> None:
-        """Resolve all open alerts: the plugin is removed."""
+        """Resolve all open alerts, because the plugin is removed."""
         self._stamp(now, at)
         is_removed = standing.rule is steps.Rule.WATCHED_REMOVED
         if standing.verdict is Verdict.MAINTENANCE or is_removed:

@@ -1,4 +1,4 @@
-"""Pure: a changed configuration that one plugin refused, and the alert if nobody corrects it.
+"""Pure: tracks a configuration that one plugin refused, and its alert if nobody corrects it.
 
 | state   | refused                   | applied, another hash, or another process | after the wait |
 |---------|---------------------------|-------------------------------------------|----------------|
@@ -6,9 +6,9 @@
 | waiting | waiting, the wait goes on | none                                      | alert          |
 | alert   | alert, with the new text  | none: the alert is resolved               |                |
 
-The wait leaves time for whoever has just changed the file. Heartbeats correct what events set,
-because an event may be lost: the hash in them is that of the configuration in force, and a process
-that has started since has accepted its configuration.
+The wait leaves time to correct the file. Heartbeats override events, because an event may be lost:
+a heartbeat contains the hash of the active configuration, and a process that has started since has
+accepted its configuration.
 """
 
 from collections.abc import Iterable
@@ -24,7 +24,7 @@ from muster_health.model import alerts, snapshot
 _SHOWN_MAX: Final = 4
 _TEXT_MAX: Final = 300
 _IN_FLIGHT_S: Final = 10.0
-"""A heartbeat from before the refusal may come after it, with the hash of an earlier file."""
+"""A heartbeat sent before the refusal may arrive after it, with an earlier file's hash."""
 _APPLIED: Final = "a configuration that it accepts is in force"
 _RESTARTED: Final = "the plugin has restarted, with a configuration that it accepts"
 
@@ -36,18 +36,18 @@ class RefusedConfiguration:
     wait_s: float
     known: snapshot.KnownRefusal | None = None
     ended: str = _APPLIED
-    """Why the last one is over."""
+    """Why the last refused configuration no longer matters."""
     changes: int = 0
     _since: float = 0.0
     _refused_at: float = 0.0
 
     def restore(self, stored: snapshot.KnownRefusal | None, since: float) -> None:
-        """Restore what a former process saved, unless a newer event has arrived."""
+        """Restore the state that a previous process saved, unless a newer event has arrived."""
         if not self.changes:
             self.known, self._since, self._refused_at = stored, since, since
 
     def apply(self, event: vocabulary.Event, instance: str, now: float, wall: float) -> None:
-        """Record what a plugin reports; `wall` is the time of day, to be saved."""
+        """Record a plugin's event; `wall` is the time of day to save."""
         match event:
             case vocabulary.ConfigurationRefused():
                 before = self.known
@@ -68,7 +68,7 @@ class RefusedConfiguration:
                 pass
 
     def observe(self, heartbeat: vocabulary.Heartbeat, now: float) -> bool:
-        """Compare with a heartbeat; return whether the refused configuration is over."""
+        """Compare with a heartbeat; return whether the configuration has been corrected."""
         known = self.known
         if known is None or now < self._refused_at + _IN_FLIGHT_S:
             return False
@@ -85,7 +85,7 @@ class RefusedConfiguration:
         return self._since + self.wait_s
 
     def is_overdue(self, now: float) -> bool:
-        """Return whether nobody has corrected the configuration for too long."""
+        """Return whether the configuration has remained uncorrected for too long."""
         return self.known is not None and now >= self._since + self.wait_s
 
     def alerts(self, *, node: str, plugin: str, now: float, at: datetime) -> Iterable[alerts.Alert]:
@@ -106,7 +106,7 @@ class RefusedConfiguration:
         )
 
     def why_ended(self) -> tuple[vocabulary.Evidence, ...]:
-        """Return the evidence that the refused configuration is over."""
+        """Return the evidence that the configuration has been corrected."""
         return (evidence.of("plugin", self.ended),)
 
     def _end(self, why: str) -> None:

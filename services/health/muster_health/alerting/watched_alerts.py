@@ -1,4 +1,4 @@
-"""Pure: the texts of alerts about a plugin that muster watches but does not run.
+"""Pure: composes the texts of alerts about plugins that muster watches but does not run.
 
 The advice differs from that for our own plugins: muster does not know this plugin's log, and the
 other runbooks do not apply.

@@ -1,8 +1,8 @@
-"""Pure: how many events of each node are read: of a node with more, only the newest of each kind.
+"""Pure: limits how many events are read per node; beyond that, only the newest of each kind.
 
-An event that is over the budget is neither decoded nor handled; so what one node publishes does not
-delay the others. A moment later the newest event of each of its subjects is read again: a snapshot
-is the truth, and the changes before it do not matter.
+An event over the budget is neither decoded nor handled, so one node's events do not delay the
+others'. A moment later the newest event of each of its subjects is read: a snapshot supersedes the
+changes before it.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from muster_health.model import limits
 
 _PER_S: Final = 200.0
 _BURST: Final = 2_000.0
-"""A plugin sends up to 1,000 events that it has kept in an outage (`bus.QUEUE_MAX`)."""
+"""After an outage, a plugin sends up to 1,000 buffered events (`bus.QUEUE_MAX`)."""
 _AGAIN_S: Final = 2.0
 _NOISY_S: Final = 5.0
 """A backlog that is read faster than it arose does not count as noise."""

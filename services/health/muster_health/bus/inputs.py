@@ -1,4 +1,4 @@
-"""Adapter: NATS: fills health's inbox with heartbeats, reports, restored state and leadership.
+"""Adapter: fills health's inbox from NATS: heartbeats, reports, restored state and leadership.
 
 The answers to probes of suspected plugins are inputs, too. A missing answer is evidence only if our
 own connection to NATS worked before and after the probe.
@@ -96,7 +96,7 @@ class Inputs:
     async def _follow_inventories(self) -> None:
         """Put the newest inventory of each plugin into the inbox, then each new one.
 
-        Every process begins with all of them: the saved position is of the other stream.
+        Every process reads all of them, because the saved position is that of the other stream.
         """
         budget = event_budget.EventBudget()
         inventories = consumers.follow(
@@ -124,7 +124,7 @@ class Inputs:
         return wants
 
     async def _read_again(self, budget: event_budget.EventBudget, stream: streams.Stream) -> None:
-        """Read the newest events of nodes of which some were skipped, forever."""
+        """Read the newest events of nodes whose events were skipped, forever."""
         clock = asyncio.get_running_loop().time
         kind = stream.subjects[0].split(".")[1]
         while True:
@@ -189,7 +189,7 @@ class Inputs:
             for event in await consumers.newest(self._link, streams.EVENTS, subject)
         ]
         inventories = await consumers.newest(self._link, streams.INVENTORY, _INVENTORIES[0])
-        # two streams have no common order, but those of one plugin have its clock in common
+        # events of two streams have no common order, but those of one plugin share its clock
         for event in sorted([*newest, *inventories], key=lambda event: event.time):
             await self.put(_report(event))
         return max((event.position for event in newest), default=0)
@@ -206,7 +206,7 @@ class Inputs:
         metrics.HEARTBEATS.labels("accepted").inc(len(batch))
 
     async def _put_excess(self, excess: heartbeat_budget.Excess) -> None:
-        """Put it into the inbox that a node sends more heartbeats than it may."""
+        """Put a report into the inbox that a node sends too many heartbeats."""
         noisy = limits.NodeNoisy(
             node=excess.node,
             channel=limits.Channel.HEARTBEATS,
@@ -218,7 +218,7 @@ class Inputs:
         await self.put(noisy)
 
     async def _put_limited(self, message: connection.Message) -> None:
-        """Put it into the inbox that the gate has closed a node's connections."""
+        """Put a report into the inbox that the gate has closed a node's connections."""
         try:
             event = codec.decode(message.subject, message.data).data
         except codec.MalformedEvent as error:

@@ -1,13 +1,13 @@
-"""Adapter: NATS: receives nats-server's advisories about connecting and disconnecting clients.
+"""Adapter: receives nats-server's advisories about connecting and disconnecting clients.
 
 An advisory names a client by its user and by a name that the client chose itself. A plugin's name
 is `<plugin> <node>`; a user of that form takes precedence, because the server has checked it. If
 the user belongs to one node's plugin, a client name with another node is ignored. So is any name of
 a client that cannot be a plugin: a reader could otherwise hide that a plugin's process has ended.
 
-Whether advisories arrive depends on the server's configuration (docs/health.md), and nothing shows
-that a server does not send them. Therefore we open a second connection now and then, and check that
-it is reported. Advisories can be lost, so they only raise suspicions.
+Whether advisories arrive depends on the server's configuration (docs/health.md), and a server that
+sends none gives no sign of it. Health therefore opens a second connection periodically, and checks
+that it is reported. Advisories can be lost, so they only raise suspicions.
 """
 
 import asyncio
@@ -53,9 +53,9 @@ class _Client(msgspec.Struct, frozen=True):
     user: str = ""
     kind: str = "Client"
     tags: tuple[str, ...] = ()
-    """What its credentials say, if it has any; a client with credentials chooses its `user`."""
+    """The tags in its credentials, if any; a client with credentials chooses its `user`."""
     acc: str = ""
-    """Its account: a key, if accounts are signed; otherwise the name."""
+    """The key of its account if accounts are signed, else the account's name."""
     name_tag: str = ""
     """The name of its account."""
 
@@ -237,7 +237,7 @@ class ConnectionMonitor:
             self._test_reported.set()
 
     async def _check(self) -> None:
-        """Check again and again whether NATS reports a test connection of ours."""
+        """Check periodically whether NATS reports a test connection."""
         while True:
             self._test_reported.clear()
             self._test_client = f"{self._name} #{next(self._numbers)}"

@@ -1,4 +1,4 @@
-"""Adapter: NATS: the notifier's receivers, so that `muster status` can say if nobody is notified.
+"""Adapter: tracks the notifier's receivers, so that `muster status` can warn if there are none.
 
 The leading notifier publishes them every minute; alerts do not depend on it.
 """
@@ -23,13 +23,13 @@ class Notified:
     """The receivers that the notifier published last."""
 
     def __init__(self, *, began_at: float) -> None:
-        """`began_at` is when this process began, in monotonic seconds."""
+        """Begin without receivers; `began_at` is when this process began, in monotonic seconds."""
         self._receivers: Mapping[str, str] | None = None
         self._refused: tuple[str, ...] = ()
         self._due = began_at + _PATIENCE_S
 
     async def receive(self, message: connection.Message) -> None:
-        """Record the receivers that a message on `SUBJECT` lists; count one that is malformed."""
+        """Record the receivers that a message on `SUBJECT` lists; count malformed messages."""
         try:
             event = codec.decode(message.subject, message.data).data
         except codec.MalformedEvent as error:
@@ -39,12 +39,12 @@ class Notified:
         self.observe(event, asyncio.get_running_loop().time())
 
     def observe(self, event: vocabulary.ReceiversConfigured, now: float) -> None:
-        """Record the receivers, and by when the notifier must list them again."""
+        """Record the receivers, and the time by which the notifier must list them again."""
         self._receivers, self._refused = event.receivers, event.refused
         self._due = now + max(_PATIENCE_S, _INTERVALS * event.interval_s)
 
     def problem(self, now: float) -> str:
-        """Return why nobody may be notified; empty if somebody is, or it is too early to say."""
+        """Return why nobody may be notified; empty if somebody is, or it is too early to know."""
         if now > self._due:
             return "no notifier says whom it notifies: it does not run, or not with NATS"
         if self._receivers is None:

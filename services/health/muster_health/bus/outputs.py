@@ -1,15 +1,15 @@
-"""Adapter: NATS: carries out the detector's outputs: publishes verdicts and alerts, saves state.
+"""Adapter: executes the detector's outputs: publishes verdicts and alerts, and saves state.
 
-Probes, cluster queries, remediation and alarms go to the adapters that carry them out. Actions that
-take a round trip run in the background: those for one node run in order, and nodes do not wait for
+Probes, cluster queries, remediation and alarms go to the adapters that execute them. Actions that
+need a round trip run in the background: those for one node run in order, and nodes do not wait for
 each other. An action that concerns all nodes runs after everything that was submitted before it: a
 position in the stream of events must not be saved before its consequences are published.
 
 State is saved before the verdict or alert in it is published, and both only while this process
-leads. So after a crash in between, the same is published again under the same id. But a bucket that
-accepts nothing (it is full, or has lost its quorum) must not hide a failure from people: after a
-few seconds the verdict or alert is published anyway, and the state is saved once that is possible.
-Until then, a crash may repeat an alert.
+leads. After a crash in between, the verdict or alert is therefore published again under the same
+id. A bucket that accepts nothing (it is full, or has lost its quorum) must not hide a failure from
+people: after a few seconds the verdict or alert is published anyway, and the state is saved once
+that is possible. Until then, a crash may repeat an alert.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ _LeaderOnly = signals.Publish | signals.Store | signals.Remediate
 
 
 class Outputs:
-    """Carries out the outputs of one detector; `executor` and `store` must be running.
+    """Executes the outputs of one detector; `executor` and `store` must be running.
 
     `put` fills the detector's inbox; `cluster` is None without a Kubernetes API.
     """
@@ -58,7 +58,7 @@ class Outputs:
         self._refusals = RefusalLog()
 
     async def execute(self, output: signals.Output) -> None:
-        """Carry out one output; outputs reserved for the leader are dropped unless we lead."""
+        """Execute one output; outputs reserved for the leader are dropped unless we lead."""
         match output:
             case signals.Probe():
                 self._prober.start(output)
@@ -158,7 +158,7 @@ _REFUSALS_S: Final = 60.0
 
 
 class RefusalLog:
-    """Logs what is refused, each reason at most once a minute."""
+    """Logs refusals, each reason at most once a minute."""
 
     def __init__(self) -> None:
         self._clock = asyncio.get_running_loop().time
@@ -250,7 +250,7 @@ class KeyedExecutor:
 def log_published(
     event: vocabulary.VerdictChanged | vocabulary.AlertChanged | vocabulary.RemediationDecided,
 ) -> None:
-    """Log what has been published."""
+    """Log a published verdict, alert or remediation decision."""
     match event:
         case vocabulary.VerdictChanged():
             logs.logger().info(

@@ -1,7 +1,7 @@
-"""Adapter: the clock and HTTP: shows people that health works, and notifies them when it does not.
+"""Adapter: publishes watchdog ticks while health works, and notifies people when NATS fails.
 
-While this process leads, it publishes a watchdog tick every few seconds. A tick takes the same way
-as alerts, behind all of them, so a tick that arrives proves that alerts arrive.
+While this process leads, it publishes a watchdog tick every few seconds. A tick is published like
+an alert, after all pending alerts, so a tick that arrives proves that alerts arrive.
 
 An alarm that NATS itself has failed (health is disconnected, or NATS accepts nothing) is sent as a
 Kubernetes Event and as a POST to a webhook. On each channel the newest alarm is retried until it is

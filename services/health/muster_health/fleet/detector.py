@@ -1,11 +1,11 @@
-"""Pure: the detector: passes inputs to the right plugin, and wakes plugins at their deadlines.
+"""Pure: the detector: routes inputs to plugins, and wakes plugins at their deadlines.
 
 The detector first checks itself. While its own connection to NATS is down, nothing is due. When the
 connection is back, all waits restart; when its own process was suspended, all waits are extended by
 that time. So neither a NATS outage nor a busy host leads to a verdict.
 
 The detector reaches verdicts whether or not it leads, but publishes only while it leads. A new
-leader first restores what the former one stored, and publishes only the differences.
+leader first restores the state that the previous leader saved, and publishes only the differences.
 """
 
 from collections.abc import Collection, Iterable, Iterator
@@ -71,7 +71,7 @@ class Detector(effects.Fleet):
             )
 
     def shown_plugins(self, now: float) -> Iterable[dict[str, Any]]:
-        """Yield what `/state` shows about each plugin, and whether a watched one is observed."""
+        """Yield each plugin's entry in `/state`, and whether a watched plugin is observed."""
         for plugin in self._registry.plugins.values():
             if isinstance(plugin, watched_plugin.WatchedPlugin):
                 is_observed = not plugin.agent or self._is_observed(plugin)
@@ -80,7 +80,7 @@ class Detector(effects.Fleet):
                 yield plugin.shown(now)
 
     def shown(self) -> dict[str, object]:
-        """Return what `/state` shows about the whole fleet."""
+        """Return the entries of `/state` about the whole fleet."""
         return {
             "alerts": list(self.fleet_alerts()),
             "storms": len(self._suspensions.active),
@@ -89,7 +89,7 @@ class Detector(effects.Fleet):
         }
 
     def suspicions(self) -> tuple[int, int]:
-        """Return how many mass failures there are at present, and how many suspected plugins."""
+        """Return the numbers of current mass failures and of suspected plugins."""
         return len(self._suspensions.active), len(self._suspensions.suspects)
 
     @property

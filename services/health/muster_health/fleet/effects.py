@@ -1,7 +1,7 @@
-"""Pure: effects on the fleet: turns the effects of one plugin's machine into outputs.
+"""Pure: turns the effects of one plugin's state machine into outputs of the detector.
 
-Verdicts are suspended while the plugins of many nodes fail at once; a plugin that is gone and not
-expected is removed; changes are published, within rate limits; a pod is restarted if allowed.
+Verdicts are suspended while the plugins of many nodes fail at once. A plugin that is gone and not
+expected is removed. Changes are published within rate limits, and a pod is restarted if allowed.
 """
 
 from collections.abc import Iterable
@@ -96,7 +96,7 @@ class Fleet:
     def _follow_watched(
         self, agent: tracked_plugin.TrackedPlugin, report: steps.WatchedReported, now: float
     ) -> list[signals.Output]:
-        """Pass on what an agent reports of the plugins that it watches."""
+        """Pass on an agent's report about the plugins that it watches."""
         outs: list[signals.Output] = []
         for watched in report.watched:
             plugin = self._registry.find_or_watch(agent.node, watched.name, now)

@@ -1,4 +1,4 @@
-"""Pure: alerts of the whole fleet: mass failures, our own clock, alerts over the rate limit.
+"""Pure: tracks alerts about the fleet: mass failures, health's clock, alerts over the rate limit.
 
 Alerts about noisy nodes are among them, although each names a node: a node can be noisy without any
 tracked plugin.
@@ -46,14 +46,14 @@ class FleetAlerts:
         self._keep_until = 0.0
 
     def restore(self, before: snapshot.Snapshot, keep_until: float) -> None:
-        """Restore the published alerts; keep a mass failure's until `keep_until`."""
+        """Restore the published alerts; keep those about mass failures until `keep_until`."""
         self._keep_until = keep_until
         self.lifecycle.load(before.firing, before.untold_alerts)
         self.position = max(self.position, before.position)
         self._stored = before.position
 
     def server(self, name: str, what: str, now: float) -> None:
-        """Record what happened to a NATS server."""
+        """Record an event of a NATS server."""
         name = liveness.short_server(name)
         self._servers.pop(name, None)
         self._servers[name] = (what, now)

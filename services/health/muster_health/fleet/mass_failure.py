@@ -1,4 +1,4 @@
-"""Pure: mass failures: many nodes whose plugins fail at once, in the same manner.
+"""Pure: detects mass failures: the plugins of many nodes fail at once, in the same manner.
 
 A plugin is suspected when it is silent, or when a problem that it reports is about to lead to a
 verdict. Failures are counted by node: the plugins of a single node are never a mass failure. (A
@@ -18,19 +18,17 @@ mass failure: they are not probed, and get no verdict.
 | waiting            | its turn: 50 plugins a second, because each needs a probe | alone     |
 | any                | no longer suspected, removed, or it fails otherwise       | new       |
 
-A plugin that is recent or alone is probed and judged as if there were no mass failure. None that is
-waiting or alone is suspended again for the same suspicion.
+A plugin that is recent or alone is probed and judged as if there were no mass failure. A plugin
+that is waiting or alone is not suspended again for the same suspicion.
 
 (1) It failed in the same manner, shares the cause, and failed before the mass failure was noticed
-or at most 10 s later. So a plugin whose own side closed its connection does not fit a mass failure
-of silent ones.
-(2) In the same manner, and with a common cause (a NATS server, a zone, a revision), or on more than
-10 % of all nodes. Of several causes, the one of which the greatest share of nodes fails counts. If
-there is a mass failure with that cause already, it grows.
-(3) See `suspension.Budget`.
-(4) If the pods on more than 5 nodes of the mass failure are gone, they have that in common.
-(5) Hardly any of its members are suspected any more; or they have had the time to recover, and no
-others have joined for 10 s.
+or at most 10 s later. A plugin that closed its own connection therefore does not fit a mass failure
+of silent plugins. (2) In the same manner, and with a common cause (a NATS server, a zone, a
+revision), or on more than 10 % of all nodes. Of several causes, the one with the greatest share of
+failed nodes counts. If there is already a mass failure with that cause, it grows. (3) See
+`suspension.Budget`. (4) If the pods on more than 5 nodes of the mass failure are gone, they have
+that in common. (5) Hardly any of its members are suspected any more; or they have had the time to
+recover, and no others have joined for 10 s.
 """
 
 from collections import Counter
@@ -79,7 +77,7 @@ class MassFailure:
     """The nodes whose pods are gone."""
 
     def fits(self, failure: steps.Failure) -> bool:
-        """Return whether a plugin failed in the same manner, by the same cause, at that time."""
+        """Return whether a plugin failed in the same manner, with the same cause, at that time."""
         is_alike = failure.manner is self.manner and failure.at <= self.fits_until
         return is_alike and (self.cause == FLEET or self.cause in failure.causes)
 
@@ -92,7 +90,7 @@ class MassFailure:
 
 
 def makers(failures: Iterable[MassFailure]) -> str:
-    """Return which nodes make most of the suspicions, each with its share."""
+    """Return which nodes cause most suspicions, each with its share."""
     joined = Counter[str]()
     for failure in failures:
         joined.update(failure.joined)
@@ -141,7 +139,7 @@ class SuspectCounts:
         return False
 
     def grow(self, sizes: Sizes, now: float) -> list[str]:
-        """Begin mass failures, or let them grow; return the plugins that joined."""
+        """Begin or extend mass failures; return the plugins that joined."""
         while self._recent:
             key, (at, _) = next(iter(self._recent.items()))
             if now - at <= self._settings.storm_window_s:
@@ -215,7 +213,7 @@ class SuspectCounts:
         return max(shares, key=lambda each: (each[0] != FLEET, shares[each], each), default=None)
 
     def _begin(self, group: Group, now: float) -> list[str]:
-        """Let recent plugins join a mass failure, a new one or one that grows."""
+        """Add recent plugins to a new or growing mass failure."""
         cause, manner = group
         failure = self.active.get(group) or MassFailure(
             cause=cause,
@@ -248,7 +246,7 @@ class SuspectCounts:
         return few_left or now >= min(max(failure.until, quiet), longest)
 
     def _age(self, key: str) -> None:
-        """Let a plugin no longer count towards a new mass failure."""
+        """Stop counting a plugin towards a new mass failure."""
         recent = self._recent.pop(key, None)
         if recent is None:
             return

@@ -1,8 +1,8 @@
-"""Pure: noisy nodes: which nodes send more than they may, and their alerts.
+"""Pure: detects noisy nodes, which exceed their limits, and raises an alert about each.
 
-A node stays noisy until it has been within its limits for a while. What it sends beyond them is not
-read, so that the others are judged as usual. A node is noisy, too, if its plugins become suspected
-again and again: one node alone is never a mass failure, but an alert about that node.
+A node stays noisy until it has been within its limits for a while. Messages beyond the limits are
+not read, so that other nodes are evaluated as usual. A node is also noisy if its plugins become
+suspected again and again: one node alone is never a mass failure, so it has an alert of its own.
 """
 
 from collections.abc import Iterable
@@ -32,7 +32,7 @@ class _Noise:
 
 
 class NoisyNodes:
-    """The nodes that send more than they may."""
+    """The nodes that exceed their limits."""
 
     def __init__(self) -> None:
         self._nodes: dict[str, _Noise] = {}
@@ -69,7 +69,7 @@ class NoisyNodes:
         return is_new
 
     def expire(self, now: float) -> float | None:
-        """Drop the nodes that are quiet again; return when to look again."""
+        """Drop the nodes that are quiet again; return when to check next."""
         for node, noise in list(self._nodes.items()):
             if now - noise.last_at >= _QUIET_S:
                 del self._nodes[node]

@@ -1,4 +1,4 @@
-"""Pure: registry of all nodes and plugins that are tracked or expected, with limits per node.
+"""Pure: stores all nodes and plugins that are tracked or expected, within limits per node.
 
 Once the Kubernetes API has named all nodes, only these are tracked; until then, a limited number.
 """
@@ -20,20 +20,20 @@ _HELD_PER_NODE: Final = 4
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """One node: its plugins, those that they watch, and the resources it offers."""
+    """One node: its plugins, the plugins that they watch, and the resources that it offers."""
 
     plugins: tuple[tracked_plugin.TrackedPlugin, ...] = ()
     watched: tuple[watched_plugin.WatchedPlugin, ...] = ()
     offers: Mapping[str, signals.Offer] | None = None
     bucket: pacing.TokenBucket | None = None
     watched_bucket: pacing.TokenBucket | None = None
-    """A process on the node can make up plugins; these delay no alert about the others."""
+    """A process on the node can fake plugins; these must not delay alerts about the others."""
     additions: pacing.TokenBucket | None = None
     """How many more watched plugins may be added now."""
 
     @property
     def everything(self) -> tuple[tracked_plugin.TrackedPlugin, ...]:
-        """Return its plugins and the watched ones."""
+        """Return the node's plugins, including those that are only watched."""
         return (*self.plugins, *self.watched)
 
 
@@ -88,9 +88,9 @@ class Registry:
         return tracked
 
     def hold(self, node: str, plugin: str, inventory: signals.FromPlugin) -> limits.Refusal | None:
-        """Hold an inventory until its plugin is tracked; return why it is refused, if it is.
+        """Store an inventory until its plugin is tracked; return why it is refused, or None.
 
-        The stream keeps the inventory of a plugin that was forgotten, so it proves no plugin.
+        The stream retains the inventories of forgotten plugins, so an inventory proves no plugin.
         """
         refusal = self._refusal(node, is_expected=False)
         if refusal is not None:
@@ -104,7 +104,7 @@ class Registry:
         return None
 
     def release(self, tracked: tracked_plugin.TrackedPlugin) -> signals.FromPlugin | None:
-        """Return the inventory that was held for a plugin, if any."""
+        """Remove and return the inventory that was stored for a plugin, if any."""
         held = self._held.get(tracked.node, {})
         inventory = held.pop(tracked.plugin, None)
         if not held:
@@ -116,8 +116,8 @@ class Registry:
     ) -> watched_plugin.WatchedPlugin | limits.Refusal:
         """Return a watched plugin, adding it if needed and allowed; otherwise why it is refused.
 
-        Each new one publishes a verdict, so a node whose agent makes up names may add only a few,
-        besides the resources that the node offers.
+        Each new plugin publishes a verdict, and a hostile agent may invent names. A node may
+        therefore add only a few names, besides the resources that it offers.
         """
         there = self.nodes.get(node)
         for known in there.watched if there is not None else ():
@@ -184,7 +184,7 @@ class Registry:
     def expect(
         self, plugin: str, nodes: Mapping[str, signals.Expected], now: float
     ) -> tuple[list[tracked_plugin.TrackedPlugin], list[tracked_plugin.TrackedPlugin]]:
-        """Record where a plugin is expected; return its instances on new and on former nodes."""
+        """Record where a plugin is expected; return its instances on new and on previous nodes."""
         before = self._expected.get(plugin, {})
         self._expected[plugin] = nodes
         present = []
@@ -201,7 +201,7 @@ class Registry:
     def offer(
         self, event: signals.NodeOffers, now: float
     ) -> Iterable[tracked_plugin.TrackedPlugin]:
-        """Record what a node offers (None: the node does not exist); return its plugins."""
+        """Record the resources that a node offers (None: no such node); return its plugins."""
         node = self._node(event.node)
         node.offers = event.offers
         if event.offers is None:

@@ -1,4 +1,4 @@
-"""Pure: self-check of the detector: its link to NATS, its delays and its clock.
+"""Pure: checks the detector itself: its connection to NATS, its delays and its clock.
 
 The detector is disconnected until its connection to NATS is up. Its process was suspended if it is
 called much later than it requested. If most nodes' clocks differ from ours, ours is wrong. None of
@@ -96,7 +96,7 @@ class FleetClocks:
     def compare(
         self, changed: tracked_plugin.TrackedPlugin
     ) -> list[tracked_plugin.TrackedPlugin] | None:
-        """Record whether a clock is skewed; if that changes whether ours is, return all skewed."""
+        """Record whether a clock is skewed; return all skewed if our own clock's state changes."""
         self.forget(changed)
         if changed.clock.is_skewed:
             self._skewed_keys.add(changed.key)

@@ -28,21 +28,21 @@ class Budget:
     """How long each plugin may be suspended: in total as long as three mass failures last.
 
     With the default settings these are 52.5 s: enough if three NATS servers are restarted one after
-    the other, or if others join a mass failure for a minute. Each second without suspension gives
-    0.1 s back. So whoever makes mass failures, and however many, a plugin that failed is suspended
-    for at most 52.5 s and a tenth of the time.
+    the other, or if others join a mass failure for a minute. Each second without suspension
+    restores 0.1 s. However many mass failures there are, and whoever causes them, a failed plugin
+    is suspended for at most 52.5 s plus a tenth of the time.
     """
 
     def __init__(self, settings: config.Detection) -> None:
         self._least_s = mass_failure.lasts_s(settings)
         self._most_s = _MASS_FAILURES * self._least_s
         self._left: dict[str, tuple[float, float]] = {}
-        """The seconds left at a time, of the plugins that were suspended; the oldest first."""
+        """The seconds left at a given time, for each suspended plugin; the oldest first."""
         self._since: dict[str, float] = {}
         """Since when the suspended plugins have been suspended."""
 
     def allows(self, key: str, now: float) -> bool:
-        """Return whether a plugin has enough left for a whole mass failure."""
+        """Return whether a plugin has enough time left for a whole mass failure."""
         return self._left_s(key, now) >= self._least_s
 
     def begin(self, key: str, now: float) -> None:
@@ -72,7 +72,7 @@ class Budget:
         self._since.pop(key, None)
 
     def spent(self, now: float) -> list[str]:
-        """Return the suspended plugins that have nothing left."""
+        """Return the suspended plugins that have no time left."""
         return [key for key in self._since if self._left_s(key, now) <= 0]
 
     def _left_s(self, key: str, now: float) -> float:
@@ -127,14 +127,14 @@ class Suspensions:
         if not plugin.is_suspect(now):
             self._cleared(key, now)
             if plugin.is_suspended:
-                # the problem is another now, which others do not share
+                # the plugin has a different problem now, which others do not share
                 plugin.receive(steps.Resume(), now)
             return False, None
         has_grown = self._count(plugin, now)
         is_over = self._end(now)
         due = now + SOON_S if has_grown or is_over else None
         if not self.counts.has(key):
-            # it now fails otherwise than the others
+            # it now fails in a different manner than the others
             self._held.discard(key)
         if key in self._held:
             if not plugin.is_suspended:
@@ -157,7 +157,7 @@ class Suspensions:
     def turn(
         self, now: float
     ) -> tuple[list[tracked_plugin.TrackedPlugin], list[tracked_plugin.TrackedPlugin]]:
-        """End suspensions that are over; return the plugins to resume and those to look up."""
+        """End suspensions that are over; return the plugins to resume and those to query."""
         self._end(now)
         self._release_gone(now)
         for key in self._budget.spent(now):

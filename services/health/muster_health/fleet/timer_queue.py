@@ -1,4 +1,4 @@
-"""Pure: timer queue with cheap postponement: a heartbeat postpones a deadline in O(1)."""
+"""Pure: queues deadlines by time; postponing a deadline, as each heartbeat does, takes O(1)."""
 
 import heapq
 from collections.abc import Callable
@@ -47,8 +47,8 @@ class TimerQueue:
     def due(self, now: float, *, most: int) -> list[str]:
         """Return the keys that are due; the caller must set or forget each of them.
 
-        At most `most` keys are returned, the earliest first; the rest stay due, so that other work
-        gets its turn.
+        At most `most` keys are returned, the earliest first; the others remain due, so that other
+        work is not delayed.
         """
         keys: list[str] = []
         while len(keys) < most and (when := self.earliest()) is not None and when <= now:

@@ -1,7 +1,7 @@
-"""Pure: the verdict on each plugin as Prometheus reads it: a state set, and when it was reached.
+"""Pure: formats the verdict on each plugin for Prometheus: a state set, and its start time.
 
-Both are written here instead of by prometheus-client, which would block health for almost a second
-where 10,000 nodes have 12 states each; this takes 0.04 s.
+For 10,000 nodes with 12 states each, this takes 0.04 s; prometheus-client would block health for
+almost a second.
 """
 
 from collections.abc import Iterable
@@ -28,7 +28,7 @@ def text(reached: Iterable[Reached]) -> str:
     """Return the metrics of all plugins in Prometheus's text format.
 
     A state set is one series for each verdict: 1 for the current one, 0 for all others. Names of
-    nodes and plugins have no character that must be escaped.
+    nodes and plugins contain no character that must be escaped.
     """
     states = [
         f"# HELP {_STATES} 1 for the current verdict on the plugin, 0 for all others.\n",

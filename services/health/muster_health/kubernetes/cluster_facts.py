@@ -12,12 +12,12 @@ from muster_health.model import signals
 
 TEMPLATE_GENERATION: Final = "pod-template-generation"
 REVISION: Final = "controller-revision-hash"
-"""Labels that the DaemonSet controller puts on its pods (daemon/util/daemonset_util.go, 1.36)."""
+"""Labels that the DaemonSet controller sets on its pods (daemon/util/daemonset_util.go, 1.36)."""
 
 _GENERATION_ANNOTATION: Final = "deprecated.daemonset.template.generation"
 _OFFERS_MAX: Final = 64
 _KUBELET: Final = "/kubelet"
-"""The end of the kubelet's directory: k0s and others have it elsewhere than below /var/lib."""
+"""The last part of the kubelet's directory, which k0s and others do not place below /var/lib."""
 _DEVICE_PLUGINS: Final = f"{_KUBELET}/device-plugins"
 _REGISTRY: Final = f"{_KUBELET}/plugins_registry"
 _MIRROR_ANNOTATION: Final = "kubernetes.io/config.mirror"
@@ -57,7 +57,7 @@ def is_ready(node: objects.Node) -> bool | None:
 
 
 def planned(node: objects.Node) -> tuple[signals.Planned, ...]:
-    """Return the signs that a node is about to lose its plugins as planned."""
+    """Return the signs of a planned stop of a node's plugins."""
     signs = []
     if node.spec is not None and node.spec.unschedulable:
         signs.append(signals.Planned.UNSCHEDULABLE)
@@ -111,9 +111,9 @@ def watched_pods(
 
     `uid` is the uid of the pod that the agent saw serving it, if any; if that pod is gone, the
     result is the pods that may have replaced it. A pod that cannot serve it is ignored, whatever
-    the agent says, because the result may be restarted. `now` is the API server's time, and `more`
-    are the configured plugins. The result is empty only if the plugin is in the table and no other
-    pod on the node may serve it, or if its pod is gone. Raises msgspec's errors.
+    the agent reports, because the pods in the result may be restarted. `now` is the API server's
+    time, and `more` are the configured plugins. The result is empty only if the plugin is in the
+    table and no other pod on the node may serve it, or if its pod is gone. Raises msgspec's errors.
     """
     items = msgspec.json.decode(pod_list, type=_RawList).items or ()
     pods = [msgspec.json.decode(item, type=_PodWithVolumes) for item in items]
@@ -186,7 +186,7 @@ def _may_serve(shape: _PodWithVolumes, name: str, *more: str) -> bool:
 
 
 def _requests(pod: objects.Pod, resources: Collection[str]) -> bool:
-    """Return whether any container requests one of these; sidecars count as init containers.
+    """Return whether any container requests one of these resources; so may init containers.
 
     A limit without a request counts as a request (core/v1 defaults.go, SetDefaults_Pod, 1.36).
     """

@@ -1,8 +1,8 @@
-"""Pure: which nodes should run which plugin and for how long, and what every node offers.
+"""Pure: determines which nodes should run which plugin, since when, and what each node offers.
 
-A plugin belongs on the nodes where the DaemonSet controller would put its pod, or on the nodes with
-configured labels. The watches pass in the objects; `changes` returns only what has changed since
-its last call. Ages count from the later of two times: when an object was created (by the API
+A plugin belongs on the nodes where the DaemonSet controller would place its pod, or on the nodes
+with configured labels. The watches pass in the objects; `changes` returns only what has changed
+since its last call. Ages count from the later of two times: when an object was created (by the API
 server's clock), or when we first saw that the node should run the plugin.
 """
 
@@ -34,7 +34,7 @@ _HOST_NETWORK_TOLERATION: Final = objects.Toleration(
 
 
 class Owner(objects.Object, frozen=True):
-    """The object that a pod belongs to."""
+    """An owner of a pod."""
 
     name: str = ""
     controller: bool | None = None
@@ -54,7 +54,7 @@ class OwnedPod(objects.Pod, frozen=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """The parts of a node that are kept, with only the labels that are needed here."""
+    """The stored fields of a node, with only the labels that are needed here."""
 
     name: str
     created_at: float
@@ -66,7 +66,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pod:
-    """The parts of a pod that are kept."""
+    """The stored fields of a pod."""
 
     uid: str
     name: str
@@ -132,7 +132,7 @@ def should_run(
 
 
 def to_pod(shape: OwnedPod) -> Pod:
-    """Return the parts of a pod that are kept."""
+    """Return the fields of a pod to store."""
     owners = shape.metadata.owner_references or ()
     return Pod(
         uid=shape.metadata.uid,
@@ -157,7 +157,7 @@ class Membership:
 
     @property
     def label_keys(self) -> frozenset[str]:
-        """Return the node labels that must be kept."""
+        """Return the node labels to store."""
         keys = set(self._cause_labels)
         for plugin in self._plugins.values():
             keys.update(plugin.settings.nodes)
@@ -166,7 +166,7 @@ class Membership:
         return frozenset(keys)
 
     def to_node(self, shape: objects.Node, *, now: float, age_s: float | None) -> Node:
-        """Return the parts of a node that are kept."""
+        """Return the fields of a node to store."""
         keys = self.label_keys
         return Node(
             name=shape.metadata.name,
@@ -259,7 +259,7 @@ class Membership:
     def changes(
         self, now: float
     ) -> list[signals.ExpectedNodes | signals.NodeOffers | signals.NodesListed]:
-        """Return all changes since the last call; the first ones name all nodes."""
+        """Return all changes since the last call; the first call returns all nodes."""
         if not self._has_nodes:
             return []
         changes: list[signals.ExpectedNodes | signals.NodeOffers | signals.NodesListed] = [
@@ -296,7 +296,7 @@ class Membership:
         return True
 
     def _evaluate(self, plugin: _Plugin, node: Node, now: float, *, is_first: bool) -> None:
-        """Record when the plugin became expected on a node; at the first reading, its creation."""
+        """Record when the plugin became expected on a node; at first, when the node was created."""
         plugin.changed.add(node.name)
         if not _is_expected(plugin, node):
             plugin.expected_since.pop(node.name, None)

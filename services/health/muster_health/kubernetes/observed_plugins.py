@@ -1,6 +1,7 @@
-"""Pure: turns what the Kubernetes API shows about plugins into observations for the detector.
+"""Pure: derives observations about plugins from the objects in the Kubernetes API.
 
-Only what certainly makes pods fail becomes a finding; what may have another cause does not.
+Only a state that certainly makes pods fail becomes a finding; one that may have another cause does
+not.
 """
 
 from collections.abc import Iterable
@@ -37,9 +38,9 @@ Place = tuple[str, str]
 
 
 class ObservedPlugins:
-    """Remembers the last observations, so that temporary states are not handed on.
+    """Stores the last observations, so that temporary states are not passed on.
 
-    A finding counts once it was seen in two rounds; its end is handed on once.
+    A finding counts once it was observed in two rounds; its end is passed on once.
     """
 
     def __init__(self) -> None:
@@ -48,7 +49,7 @@ class ObservedPlugins:
         self._has_observed = False
 
     def forget(self) -> None:
-        """Forget everything, because another replica may lead in between."""
+        """Forget everything, because another replica may lead in the meantime."""
         self._open.clear()
         self._seen.clear()
         self._has_observed = False
@@ -56,7 +57,7 @@ class ObservedPlugins:
     def observe(self, facts: Facts) -> list[signals.ClusterObserved]:
         """Return the lasting findings, and the plugins whose findings have ended.
 
-        In the first round, return every plugin that works instead of the latter.
+        In the first round, every working plugin is returned as if its finding had ended.
         """
         current = dict(_observed(facts))
         lasting = {place: current[place] for place in current if place in self._seen | self._open}
@@ -110,7 +111,7 @@ def _observed(facts: Facts) -> Iterable[tuple[Place, vocabulary.Watched]]:
 
 
 def _watched(each: PluginFinding, node: NodeFacts) -> Iterable[vocabulary.Watched]:
-    """Yield an observation for each resource or driver that a finding is about."""
+    """Yield an observation for each resource or driver that a finding concerns."""
     if each.kind is Kind.PREPARE:
         finding = _PREPARE.get(driver_findings.cause(each.evidence[0]))
     else:

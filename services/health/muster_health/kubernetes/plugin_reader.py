@@ -27,11 +27,11 @@ Shape = TypeVar("Shape", bound=objects.HasMetadata)
 
 
 class _Unread(Exception):
-    """A round that could not be read; the text says why."""
+    """A round that could not be read; the message says why."""
 
 
 class PluginReader:
-    """Reads once in `period_s` while `is_leading`; `put` gets each observation."""
+    """Reads once every `period_s` while `is_leading`; `put` receives each observation."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class PluginReader:
         more: tuple[known_plugins.KnownPlugin, ...] = (),
     ) -> None:
         self.problems: dict[str, str] = {}
-        """What may not be read, and why the last round was discarded."""
+        """Missing permissions, and why the last round was discarded."""
         self._api = api
         self._put = put
         self._is_leading = is_leading
@@ -61,7 +61,7 @@ class PluginReader:
             await asyncio.sleep(self._period_s)
 
     async def read(self) -> None:
-        """Read one round, and hand on what it shows if this replica still leads."""
+        """Read one round, and pass on its observations if this replica still leads."""
         before, self.problems = self.problems, {}
         try:
             async with asyncio.timeout(_ROUND_S):
@@ -69,7 +69,7 @@ class PluginReader:
         except (_Unread, TimeoutError) as error:
             self.problems["plugins"] = str(error) or f"not read within {_ROUND_S:.0f} s"
         else:
-            # tens of thousands of objects would keep the event loop for too long
+            # tens of thousands of objects would block the event loop for too long
             facts = await asyncio.to_thread(plugin_facts.gather, view)
             observations = await asyncio.to_thread(self._observed.observe, facts)
             for observation in observations if self._is_leading() else ():

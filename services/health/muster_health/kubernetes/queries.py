@@ -1,4 +1,4 @@
-"""Adapter: the Kubernetes API: answers queries about a suspected plugin, and deletes its pod.
+"""Adapter: queries the Kubernetes API about a suspected plugin, and deletes the plugin's pod.
 
 A query GETs a node, its lease and the plugin's pods on it concurrently, within a time limit; the
 answer contains the parts that arrived in time, and names the missing ones. Another kind of query
@@ -33,7 +33,7 @@ _QUEUE_S: Final = 15.0
 """How long a list waits for its turn; the detector repeats the query after 20 s."""
 _Listing = asyncio.Task[api.Answer]
 _LISTED: Final = ""
-"""Stands for the location of a watched plugin's pods, which are found among all of a node."""
+"""Stands for the location of a watched plugin's pods, which are found among all pods of a node."""
 _ANSWER_SHARE: Final = 0.9
 """Share of a query's timeout after which partial answers are used."""
 
@@ -59,7 +59,7 @@ class PodLocation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _LeaseHistory:
-    """When one version of a lease was read first and last; `before` is when the former one was.
+    """When one version of a lease was first and last read; `before` belongs to the older version.
 
     All times are by our own clock.
     """
@@ -71,11 +71,11 @@ class _LeaseHistory:
 
 
 class ClusterQueries:
-    """Runs up to `concurrent_max` queries at once; `put` gets the results.
+    """Runs up to `concurrent_max` queries at once; `put` receives the results.
 
-    `locate_pods` returns where to find a plugin's pods on a node, or why that is unknown; that is
-    empty if the settings name no DaemonSet, and then nobody looks for pods. `more` are plugins that
-    muster does not run, beside the well-known ones.
+    `locate_pods` returns where to find a plugin's pods on a node, or why that is unknown. The
+    reason is empty if the settings name no DaemonSet; no pods are then queried. `more` are plugins
+    that muster does not run, in addition to the well-known ones.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class ClusterQueries:
         self._lists = asyncio.Semaphore(_LISTS_MAX)
         self._running: set[asyncio.Task[Any]] = set()
         self._listings: dict[str, _Listing] = {}
-        """The lists that run now for watched plugins, by node."""
+        """The running lists for watched plugins, by node."""
 
     def start(self, query: signals.AskCluster) -> None:
         """Start a query without waiting; exactly one `ClusterAnswered` follows."""
@@ -320,7 +320,7 @@ class ClusterQueries:
         )
 
     def _note_refusal(self, what: str, answer: api.Answer) -> None:
-        """Log a missing permission once, and remember it until it is granted."""
+        """Log a missing permission once, and record it until it is granted."""
         if answer.status and not answer.is_forbidden:
             self.refusals.pop(what, None)
         elif answer.is_forbidden and what not in self.refusals:
@@ -377,7 +377,7 @@ def _is_absent(answer: api.Answer) -> bool:
 
 
 def _says_no_such_node(answer: api.Answer) -> bool:
-    """Return whether the API server itself answered that; a failing proxy may answer 404, too."""
+    """Return whether the API server itself answered 404; a failing proxy may do so, too."""
     if _is_absent(answer):
         with contextlib.suppress(*api.UNREADABLE):
             return msgspec.json.decode(answer.body, type=_Status) == _NO_SUCH_NODE

@@ -1,4 +1,4 @@
-"""Adapter: the Kubernetes API: watches all nodes, and each plugin's DaemonSet and pods.
+"""Adapter: watches all nodes, and each plugin's DaemonSet and pods, in the Kubernetes API.
 
 Leases are not watched, because each changes every 10 s; they are read when a plugin is suspected.
 """
@@ -40,7 +40,7 @@ _DaemonSets = watch.Reflector[objects.DaemonSet, objects.DaemonSet]
 
 
 class ClusterWatcher:
-    """Watches one cluster while `run` runs; `queries` runs queries; `put` gets all results."""
+    """Watches one cluster while `run` runs; `queries` runs queries; `put` receives all results."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class ClusterWatcher:
 
     @property
     def problems(self) -> dict[str, str]:
-        """What cannot be read or done, each with the reason; empty if everything works."""
+        """The operations that fail, each with the reason; empty if everything works."""
         problems = {
             "API": self._api_problem,
             "nodes": self._nodes.problem,
@@ -189,7 +189,7 @@ class ClusterWatcher:
         changed, self._selector_changed = self._selector_changed, asyncio.Event()
         changed.set()
         if not self._membership.label_keys <= self._label_keys:
-            # labels that were not needed until now were not kept
+            # labels that were not needed until now were not stored
             self._label_keys = self._membership.label_keys
             self._nodes.list_again()
 

@@ -1,4 +1,4 @@
-"""Pure: alerts: the severity, fingerprint and text of each kind.
+"""Pure: defines alerts: the severity, fingerprint and text of each kind.
 
 A plugin itself has at most one alert of each severity, whatever is wrong: if first the plugin and
 then its node goes down, the same alert changes, and no second one opens.
@@ -60,11 +60,11 @@ class Alert(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     change: int = 0
     ends_at: datetime | None = None
     grave: bool = False
-    """Read from stored alerts, never written: earlier versions marked a critical FLAPPING by it."""
+    """Read from stored alerts, never written: earlier versions set it for a critical FLAPPING."""
     flapping: bool = False
     """Whether the plugin fails again and again."""
     advice: str = ""
-    """What to do first, if that does not follow from the kind alone."""
+    """The first step to take, unless it follows from the kind alone."""
 
     @property
     def severity(self) -> Severity:
@@ -73,7 +73,7 @@ class Alert(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def key(self) -> Key:
-        """Return what distinguishes this alert from the plugin's other open alerts."""
+        """Return the key that distinguishes this alert from the plugin's other open alerts."""
         return slot_of(self.kind, grave=self.grave), self.resource
 
     def says_the_same(self, other: "Alert") -> bool:
@@ -256,7 +256,7 @@ def event_id(alert: vocabulary.AlertChanged) -> str:
 
 
 def summary_of(kind: AlertKind, *, node: str, plugin: str, resources: tuple[str, ...]) -> str:
-    """Return what is wrong with a plugin, in one line."""
+    """Return a description of a plugin's problem, in one line."""
     those = ", ".join(resources[:4]) + (", ..." if len(resources) > 4 else "")  # noqa: PLR2004  # one line
     template = _SUMMARY.get(kind, "{plugin} on {node}: {kind}")
     kind_words = kind.replace("_", " ")
@@ -272,7 +272,7 @@ def often(summary: str, kind: AlertKind, verdict: Verdict) -> str:
 
 
 def advice_of(kind: AlertKind) -> str:
-    """Return what to do first, in one line."""
+    """Return the first step to take, in one line."""
     return _ADVICE.get(kind, "")
 
 

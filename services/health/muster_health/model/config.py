@@ -39,7 +39,7 @@ class Detection(msgspec.Struct, frozen=True, kw_only=True):
     review_max_s: sections.Period = 120.0
     trouble_beats: Heartbeats = 2
     trouble_s: sections.Period = 3.0
-    """Time for a plugin to repair a lost registration; the shorter of the two counts."""
+    """Time for a plugin to repair a lost registration; the shorter of the two applies."""
     starting_s: sections.Period = 15.0
     """Time for a plugin's first registration; a restarted kubelet may be busy."""
     mismatch_s: sections.Period = 30.0
@@ -81,12 +81,12 @@ class Detection(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Bounds(msgspec.Struct, frozen=True, kw_only=True):
-    """Limits on what is kept and published, for each node and for the fleet."""
+    """Limits on stored and published data, for each node and for the fleet."""
 
     alerts_per_minute: Count = 60
     alerts_per_node_minute: Count = 10
     nodes: Count = 20_000
-    """How many nodes are tracked while the Kubernetes API has not said which nodes there are."""
+    """How many nodes are tracked while the Kubernetes API has not listed the nodes."""
     plugins_per_node: Count = vocabulary.PLUGINS_MAX
     devices_per_plugin: Count = 10_000
     alerts_per_plugin: Count = 32
@@ -95,7 +95,7 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RemediationMode(enum.StrEnum):
-    """What health may do to repair a plugin."""
+    """Whether health may restart a plugin to repair it."""
 
     OFF = "off"
     DRY_RUN = "dry-run"
@@ -148,9 +148,9 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     known: Annotated[
         tuple[known_plugins.KnownPlugin, ...], msgspec.Meta(max_length=known_plugins.ENTRIES_MAX)
     ] = ()
-    """Plugins that muster does not run, by image or label, beside the well-known ones."""
+    """Plugins that muster does not run, by image or label, in addition to the well-known ones."""
     reads_plugins: bool = False
-    """Whether to read every minute what the API shows of plugins that muster does not run."""
+    """Whether to check plugins that muster does not run in the Kubernetes API every minute."""
 
     def __post_init__(self) -> None:
         """Refuse a context without a kubeconfig, and a plugin that is listed twice."""
@@ -194,7 +194,7 @@ class Recording(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Metrics(msgspec.Struct, frozen=True, kw_only=True):
-    """What `/metrics` exports."""
+    """Options for the exported metrics."""
 
     per_node: bool = True
     """Whether the verdict on each plugin is exported: 13 series for each plugin of each node."""
@@ -221,7 +221,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Context:
-    """What all plugins of the fleet share.
+    """The state that all plugins of the fleet share.
 
     `leader` is the revision under which we lead; None while another replica leads. `wall_zero` is
     UTC in seconds at second 0 of our monotonic clock. `is_our_clock_skewed` means that our clock

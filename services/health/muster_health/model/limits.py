@@ -1,11 +1,11 @@
-"""Pure: why something of a node is not kept or not read."""
+"""Pure: defines the reasons why data of a node is not stored or not read."""
 
 import enum
 from dataclasses import dataclass
 
 
 class Refusal(enum.StrEnum):
-    """Why something was not kept."""
+    """Why data of a node was not stored."""
 
     UNKNOWN_NODE = "unknown_node"
     """Kubernetes does not know the node."""
@@ -22,22 +22,22 @@ class Refusal(enum.StrEnum):
 
 
 class Channel(enum.StrEnum):
-    """Where a node sends more than it may."""
+    """Where a node exceeds its limits."""
 
     HEARTBEATS = "heartbeats"
     EVENTS = "events"
     CONNECTION = "connection"
     """The gate has closed the node's connections to NATS."""
     SUSPICIONS = "suspicions"
-    """Nothing too much, but its plugins become suspected again and again."""
+    """No limit is exceeded, but the node's plugins become suspected again and again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeNoisy:
-    """A node sends more than it may; most of that is not read. Repeated while it lasts.
+    """A node exceeds its limits, so most of its messages are not read. Repeated while this lasts.
 
     `messages` and `bytes` (0 if unknown) were received within `seconds`, mostly from `senders`:
-    plugin names, or what closed the connections and why.
+    plugin names, or the reason why connections were closed.
     """
 
     node: str

@@ -1,4 +1,4 @@
-"""Pure: inputs and outputs of the detector. Recordings use their names, so these never change.
+"""Pure: defines the detector's inputs and outputs. Recordings use their names, which never change.
 
 Some inputs are answers from the Kubernetes API about a node and a plugin; None always means
 unknown. Ages are in seconds at the moment of the answer. The adapter must not trust the node's
@@ -188,7 +188,7 @@ class BusBack:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restored:
-    """The state of a plugin that was saved before our restart."""
+    """The state of a plugin that was saved before health restarted."""
 
     state: snapshot.Snapshot
 
@@ -231,7 +231,7 @@ class ClusterAnswered(_Numbered):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterObserved:
-    """What the Kubernetes API shows of a watched plugin; the finding NONE ends an earlier one."""
+    """An observation of a watched plugin in the Kubernetes API; NONE ends an earlier finding."""
 
     node: str
     watched: vocabulary.Watched
@@ -250,7 +250,7 @@ class ExpectedNodes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeOffers:
-    """What a node offers of each extended resource; sent at the start and at every change.
+    """The extended resources that a node offers; sent at the start and at every change.
 
     `offers` is None when the node is no longer in the cluster.
     """
@@ -268,7 +268,7 @@ class NodesListed:
 class Leadership:
     """We lead under this revision of the lock, or (None) another replica leads.
 
-    Before a new revision, everything that the former leader saved arrives as `Restored`.
+    Before a new revision, everything that the previous leader saved arrives as `Restored`.
     """
 
     revision: int | None
@@ -283,7 +283,7 @@ class ClockStalled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamsChecked:
-    """Health has looked at the streams; `early` says which remove messages too early, and how."""
+    """Health checked the streams; `early` names those that remove messages too early, and how."""
 
     early: tuple[str, ...] = ()
 
@@ -389,11 +389,11 @@ class Noted:
     seconds: float = 0.0
     refusal: limits.Refusal | None = None
     node: str = ""
-    """The node of what was refused."""
+    """The node whose data was refused."""
 
 
 def refused(refusal: limits.Refusal, node: str) -> Noted:
-    """Return the note that something of a node was not kept."""
+    """Return the note that data of a node was not stored."""
     return Noted(note=Note.REFUSED, refusal=refusal, node=node)
 
 

@@ -19,7 +19,7 @@ from muster_health.model import alerts
 
 VERSION: Final = 2
 REMEDIES_MAX: Final = 8
-"""How many restarts of a plugin are kept; with more, the wait on its node no longer doubles."""
+"""How many restarts of a plugin are stored; with more, the wait on its node no longer doubles."""
 _BYTES_MAX: Final = 900_000
 """A limit below the bucket's 1,000,000 bytes; NATS refuses larger values."""
 _WHY_SHORT: Final = 60
@@ -52,7 +52,7 @@ class KnownFault(msgspec.Struct, frozen=True, omit_defaults=True):
 class KnownRefusal(msgspec.Struct, frozen=True, kw_only=True):
     """A refused configuration, as saved; `since` is the time of day, in seconds since 1970.
 
-    `instance` and `config_hash` are empty if only the alert is left of it.
+    `instance` and `config_hash` are empty if only its alert remains.
     """
 
     since: float
@@ -108,7 +108,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     position: int = 0
     leader: int = 0
     watched: vocabulary.Watched | None = None
-    """What the agent observed last; None for a plugin that muster runs."""
+    """The agent's last observation; None for a plugin that muster runs."""
     agent: str = ""
     """The plugin that observes a watched plugin."""
 
@@ -197,7 +197,7 @@ def _shorter(bad: Iterable[KnownFault]) -> tuple[KnownFault, ...]:
 def decode(value: bytes) -> Snapshot:
     """Return the saved state. Raises ValueError if it cannot be used, or is of another version.
 
-    An alert that cannot be published again would end this process, after every restart anew.
+    An alert that cannot be published again would end this process after every restart.
     """
     try:
         stored = _DECODER.decode(value)

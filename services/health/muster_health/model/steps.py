@@ -1,4 +1,4 @@
-"""Pure: inputs and decisions of one plugin's state machine, and the rule behind each verdict."""
+"""Pure: defines inputs and decisions of one plugin's state machine, and the rules for verdicts."""
 
 import enum
 from collections.abc import Mapping
@@ -102,7 +102,7 @@ class Diagnosis:
 
 
 class Manner(enum.StrEnum):
-    """How a plugin failed, as far as it shows; the value describes many of them."""
+    """How a plugin failed, as far as is visible; the value describes many such plugins."""
 
     SILENT = "went silent"
     ENDED = "closed their connections"
@@ -141,10 +141,10 @@ class NotExpected:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
-    """Event: what the agent (its plugin name) of the node observes of a watched plugin.
+    """Event: the node's agent (given by its plugin name) has observed a watched plugin.
 
-    Without an agent, it is what the Kubernetes API shows. `causes` are the agent's possible common
-    causes of failures, such as the zone.
+    Without an agent, the observation is from the Kubernetes API. `causes` are the agent's possible
+    common causes of failures, such as the zone.
     """
 
     watched: vocabulary.Watched
@@ -238,7 +238,7 @@ class WatchedReported:
 
 
 def watched_reports(event: vocabulary.Event) -> tuple[WatchedReported, ...]:
-    """Return what an agent's event reports of the plugins that it watches."""
+    """Return an agent's reports about the plugins that it watches."""
     match event:
         case vocabulary.PluginObserved(watched=watched, gone=True):
             return (WatchedReported(gone=(watched.name,)),)

@@ -1,4 +1,4 @@
-"""Pure: device counts of one plugin: detects devices that are missing unintentionally.
+"""Pure: counts the devices of one plugin, and detects devices that are missing unintentionally.
 
 This finds a failure that nothing else reports: the pod runs, its log is clean, and the node offers
 0 devices. A plugin that has restarted does not know how many devices its predecessor had.
@@ -16,7 +16,7 @@ Unhealthy devices are not missing. But they do not raise the expected number: a 
 plugged in again under another name is counted twice for a while.
 
 Missing devices are reported after 60 s, because drivers and buses may start later than the plugin.
-Nothing is counted while a plugin drains, nor anything that is not an extended resource.
+Only extended resources are counted, and nothing is counted while a plugin drains.
 """
 
 import functools
@@ -28,7 +28,7 @@ from muster import vocabulary
 
 _WAIT_S: Final = 60.0
 _IN_FLIGHT_S: Final = 10.0
-"""A heartbeat from before a device was removed may come after the event that reports it."""
+"""A heartbeat sent before a device was removed may arrive after the event that reports it."""
 _RESOURCES_MAX: Final = 64
 _LONG_AGO: Final = float("-inf")
 _NOTHING: Final[Mapping[str, Any]] = {}
@@ -63,13 +63,13 @@ class DeviceCounts:
     def restore(
         self, had: Iterable[tuple[str, int]], configuration: str, published: Mapping[str, str]
     ) -> None:
-        """Restore what a former process saved; `published` lists what was already reported."""
+        """Restore the counts that a previous process saved; `published` are reported shortages."""
         self.had, self.configuration = _shared(tuple(had)), _same(configuration)
         self._since, self.short = dict.fromkeys(published, _LONG_AGO), dict(published)
         self._is_calm = False
 
     def lacks(self, resource: str) -> bool:
-        """Return whether devices are missing, for however short a time."""
+        """Return whether devices are missing now, even if only briefly."""
         return self.has.get(resource, 0) < self.had.get(resource, 0)
 
     def removed(self, resource: str, count: int, now: float) -> None:

@@ -1,8 +1,8 @@
-"""Pure: diagnosis of a silent plugin from a table of evidence, once all queries are answered.
+"""Pure: diagnoses a silent plugin from a table of evidence, once all queries are answered.
 
-The first row that applies decides. "Quiet": for the whole timeout no heartbeat came and no
-connection ended, so Kubernetes has had the time to notice what happened to the pod. "Well": the pod
-is Running and Ready, on a node that still offers the plugin's devices.
+The first row that applies decides. "Quiet": for the whole timeout no heartbeat arrived and no
+connection ended, so Kubernetes has had time to detect a change of the pod. "Well": the pod is
+Running and Ready, on a node that still offers the plugin's devices.
 
 | the probe was not answered, and                       | verdict     | rule             |
 |-------------------------------------------------------|-------------|------------------|
@@ -62,7 +62,7 @@ class Observations:
 
     `is_subscribed` means that an unanswered probe had a subscriber. `cluster` is None when
     Kubernetes did not answer, or was not asked (`has_cluster`). `healthy` is the last reported
-    number of Healthy devices by resource. `was_heard` means that we or a former process received a
+    number of Healthy devices by resource. `was_heard` means that we or a previous process received a
     sign of life.
     """
 
@@ -80,7 +80,7 @@ class Observations:
 
     @property
     def quiet_s(self) -> float:
-        """Return how long ago the last heartbeat came or the last connection closed."""
+        """Return how long ago the last heartbeat arrived or the last connection closed."""
         closed = self.connections.closed
         return self.silent_s if closed is None else min(self.silent_s, self.now - closed.at)
 
@@ -108,7 +108,7 @@ def diagnose(observed: Observations, settings: config.Detection) -> steps.Diagno
 
 
 def _connection(connections: liveness.Connections, now: float) -> list[vocabulary.Evidence]:
-    """Return what NATS reported about the plugin's connection, if anything."""
+    """Return the evidence from NATS about the plugin's connection, if any."""
     if connections.closed is not None:
         closed = connections.closed
         text = f"connection closed {now - closed.at:.1f} s ago ({closed.reason or 'no reason'})"

@@ -1,8 +1,8 @@
-"""Pure: investigation of one plugin: probes and queries for a suspicion, reviews of a lost plugin.
+"""Pure: investigates one plugin: probes and queries a suspected plugin, reviews a lost plugin.
 
-Every answer has the number of its question, so a late answer does no harm. If an answer never comes
-(a bug: our own code always gives one), the suspicion ends undecided. A lost plugin is investigated
-again, and the wait doubles each time.
+Every answer has the number of its probe or query, so a late answer does no harm. If an answer never
+arrives (a bug: our own code always returns one), the suspicion ends undecided. A lost plugin is
+investigated again, and the wait doubles each time.
 """
 
 import enum
@@ -20,11 +20,11 @@ _ASK_AGAIN_S: Final = 2.0
 _ASK_AGAIN_MAX: Final = 8
 _PROBE_AGAIN_S: Final = 1.0
 _IN_VAIN_MAX: Final = 3
-"""How often a probe that proved nothing is repeated: while NATS is slow, more would not help."""
+"""How often an inconclusive probe is repeated; while NATS is slow, more probes would not help."""
 _SOON_S: Final = 0.8
 """After a closed connection, the diagnosis waits this long for Kubernetes."""
 _ANSWER_LOST_S: Final = 10.0
-"""An expected result is given up this long after its timeout."""
+"""A missing result is abandoned this long after its timeout."""
 
 
 class Reason(enum.StrEnum):
@@ -126,7 +126,7 @@ class Suspicion:
             self.facts = answer
 
     def is_complete(self, now: float) -> bool:
-        """Return whether a diagnosis is possible: all answers have come or timed out."""
+        """Return whether a diagnosis is possible: all answers have arrived or timed out."""
         if self.is_subscribed is None or self._next_ask_at is not None:
             return False
         return not self._cluster_awaited or now >= self._cluster_due
@@ -136,7 +136,7 @@ class Suspicion:
         return now >= self._give_up_at
 
     def probe_again(self, now: float) -> bool:
-        """Repeat a probe that proved nothing soon; return False if it was repeated enough."""
+        """Schedule an inconclusive probe again soon; return False if it was repeated enough."""
         if self._probes_in_vain >= _IN_VAIN_MAX or self.is_hopeless(now):
             return False
         self._probes_in_vain += 1
@@ -153,7 +153,7 @@ class Suspicion:
         """Query Kubernetes again soon, to see whether the node has renewed its lease.
 
         The plugin is probed again as well: it may be back long before its next heartbeat is due.
-        Nothing waits for that probe's result; until then, the former result counts.
+        Nothing waits for that probe's result; until then, the previous result counts.
         """
         self._asked_again += 1
         self._next_ask_at = self._probe_at = now + _ASK_AGAIN_S

@@ -1,13 +1,13 @@
-"""Pure: signs of life of one plugin: its heartbeats in order, its silence and its connections.
+"""Pure: tracks the signs of life of one plugin: heartbeats in order, silence and connections.
 
 Heartbeats are ordered by (instance, seq), and their age is measured by the receiver's clock. A
 client that was cut off may send its backlog in one burst: these heartbeats describe the past. They
-are recognised because they arrive together; the first of them, because its sender's uptime shows
-that it was sent soon after the last heartbeat before the silence. If heartbeats of two instances
-alternate, two processes run at once: the former one was never ended.
+are recognised because they arrive together. The first of them is recognised by its sender's uptime,
+which shows that it was sent soon after the last heartbeat before the silence. If heartbeats of two
+instances alternate, two processes run at once, because the older one was not stopped.
 
 NATS's reports about connections may be lost, and connections from before our start are not
-reported. So a report may raise a suspicion and serve as evidence, but never decides alone.
+reported. A report may therefore raise a suspicion and serve as evidence, but never decides alone.
 
 All ages are measured by our clock alone, so a node's skewed clock does no harm here. But its log
 times mislead people, so clock skew is detected as well, from heartbeats that arrived without delay.
@@ -76,7 +76,7 @@ class HeartbeatOrder:
     _uptime_s: float = 0.0
 
     def restore(self, instance: str, seq: int, interval_s: float) -> None:
-        """Restore what a former process saved."""
+        """Restore the state that a previous process saved."""
         self.instance, self.seq, self.interval_s = instance, seq, interval_s
 
     def observe(self, heartbeat: vocabulary.Heartbeat, now: float) -> Freshness:
@@ -118,7 +118,7 @@ class HeartbeatOrder:
     def _is_replaced(
         self, heartbeat: vocabulary.Heartbeat, quiet_s: float | None, now: float
     ) -> bool:
-        # a former instance counts again only when its successor has gone quiet
+        # an earlier instance counts again only when its successor has gone quiet
         if quiet_s is None or heartbeat.instance != self._retired:
             return False
         if quiet_s >= _REPLACED_INTERVALS * self.interval_s:
@@ -206,7 +206,7 @@ class Connections:
 
 @dataclass(slots=True, eq=False)
 class ClockOffset:
-    """The offset of a node's clock from ours; `is_skewed` changes, at `since`, by 3 heartbeats."""
+    """The offset of a node's clock from ours; 3 heartbeats change `is_skewed`, at `since`."""
 
     seconds: float = 0.0
     is_skewed: bool = False
@@ -214,7 +214,7 @@ class ClockOffset:
     _heartbeats: int = 0
 
     def restore(self) -> None:
-        """Record that a former process reported the clock as skewed, and has not resolved it."""
+        """Record that a previous process reported the clock as skewed, and has not resolved it."""
         self.is_skewed, self.since = True, -math.inf
 
     def observe(self, wall: float, ours: float, bound_s: float, *, now: float) -> bool:
@@ -243,8 +243,8 @@ class Liveness:
     """All signs of life of one plugin.
 
     `last_heard_at` is the time of the last sign of life, None before the first. `silent_since` is
-    later if we could receive nothing for a while. `is_known` means that a former process received a
-    sign of life, or that an event of the plugin came.
+    later if we could receive nothing for a while. `is_known` means that a previous process received a
+    sign of life, or that an event of the plugin arrived.
     """
 
     context: config.Context
@@ -265,7 +265,7 @@ class Liveness:
     _expected_due: float = 0.0
 
     def restore(self, instance: str, seq: int, interval_s: float, *, now: float) -> None:
-        """Restore what a former process saved."""
+        """Restore the state that a previous process saved."""
         self.order.restore(instance, seq, interval_s)
         self.restart_wait(now)
 
@@ -277,7 +277,7 @@ class Liveness:
         return freshness
 
     def is_next_event(self, event: vocabulary.Event, instance: str, sequence: int) -> bool:
-        """Record an event's place in order; return False if a newer one has arrived already.
+        """Record an event's place in order; return False if a newer event has already arrived.
 
         After we restart, the server delivers events again that we had not acknowledged, possibly
         after later ones. Inventories come from a stream of their own, so they are not recorded: an
@@ -288,7 +288,7 @@ class Liveness:
             return sequence >= last.get(instance, -1)
         if sequence <= last.pop(instance, -1):
             return False
-        # a former instance may return: an update was rolled back, or a second instance stopped
+        # an earlier instance may return: an update was rolled back, or a second instance stopped
         self.event_order = (*last.items(), (instance, sequence))[-_INSTANCES_MAX:]
         return True
 
@@ -324,7 +324,7 @@ class Liveness:
 
     @property
     def was_heard(self) -> bool:
-        """Return whether we or a former process have ever received a sign of life."""
+        """Return whether we or a previous process have ever received a sign of life."""
         return self.last_heard_at is not None or self.is_known
 
     @property
@@ -341,7 +341,7 @@ class Liveness:
         return max(due, self._expected_due) if self.is_expected else None
 
     def remaining_s(self, wait_s: float, waited_s: float) -> float:
-        """Return the rest of a wait that a former process began, at least about one timeout."""
+        """Return the rest of a wait that a previous process began, at least about one timeout."""
         heard_s = self.context.settings.reconnect_s + self.timeout_s
         return min(wait_s, max(heard_s, wait_s - waited_s))
 

@@ -1,4 +1,4 @@
-"""Pure: the parts of one tracked plugin, and which of their state is saved and shown.
+"""Pure: combines the parts of one tracked plugin; saves, restores and shows their state.
 
 The parts do not know this class. `tracked_plugin` extends it, and passes events to the parts.
 """
@@ -140,7 +140,7 @@ class Parts:
         """Problems that raise no alert, such as those with the configuration."""
         self.pods: tuple[signals.Pod, ...] = ()
         self.is_restored = False
-        """Whether the state was restored from what the former leader had saved."""
+        """Whether the state was restored from that of the previous leader."""
         self.restart_decided_for: datetime | None = None
         """The start of the verdict for which a restart was last decided or refused."""
         self.context = context
@@ -193,7 +193,7 @@ class Parts:
         )
 
     def restore(self, before: snapshot.Snapshot, now: float) -> None:
-        """Restore what was published; restore the other saved state unless newer is known."""
+        """Restore the published state, and other saved state unless newer state is known."""
         alive, machine = self.alive, self.verdict
         self.is_restored = True
         self.alerting.load(before)
@@ -207,7 +207,7 @@ class Parts:
         wall = self.context.wall_zero + now
         waited_s = 0.0 if before.since is None else max(0.0, wall - before.since.timestamp())
         alive.restore(before.instance, before.seq, before.interval_s, now=now)
-        # a plugin that never came is saved as well, without instance and order
+        # a plugin that never sent a heartbeat is saved as well, without instance and order
         alive.is_known = bool(before.instance or before.order)
         alive.event_order = before.order
         self.reported.resources = before.resources

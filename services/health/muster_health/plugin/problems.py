@@ -1,4 +1,4 @@
-"""Pure: problems that a heartbeat reports, ordered by severity.
+"""Pure: finds the worst problem that a heartbeat reports.
 
 | verdict      | sign                                                        | for how long     |
 |--------------|-------------------------------------------------------------|------------------|
@@ -12,13 +12,12 @@
 | DEGRADED     | a health checker, its event loop or its heartbeats are late | `degraded_s`     |
 
 (1) The kubelet reports changed devices and new registrations only every 10 s. If the plugin's last
-change is longer ago, the node itself has changed, and the repair time applies.
-(2) A DaemonSet with `maxSurge` starts the new pod before it ends the old one.
-(3) Or over 3 intervals, if these are longer; or it has been registered for so long without any
-self-probe.
-(4) The kubelet is being upgraded or is starting. No plugin can repair that, and all register by
-themselves once the kubelet is back. From then on they have their repair time.
-(5) Kubernetes is asked: a kubelet with a stale lease is dead, and the plugin is not at fault.
+change is longer ago, the node itself has changed, and the repair time applies. (2) A DaemonSet with
+`maxSurge` starts the new pod before it ends the old one. (3) Or over 3 intervals, if these are
+longer; or it has been registered for that long without any self-probe. (4) The kubelet is being
+upgraded or is starting. No plugin can repair that, and all register by themselves once the kubelet
+is back. From then on they have their repair time. (5) Kubernetes is asked: a kubelet with a stale
+lease is dead, and the plugin is not at fault.
 
 STUCK comes first, because a plugin that does not answer cannot be registered either. A plugin that
 has only just started has `starting_s` to register.
@@ -105,7 +104,7 @@ def deregistered(event: vocabulary.PluginDeregistered, grace_s: float) -> Proble
 
 
 def with_lease(problem: Problem, answer: signals.Facts | None, lease_stale_s: float) -> Problem:
-    """Add what the kubelet's lease shows to the problem that the kubelet is down."""
+    """Add the evidence of the kubelet's lease to the problem that the kubelet is down."""
     if answer is None or answer.lease_age_s is None:
         return problem
     is_dead = answer.lease_age_s > lease_stale_s

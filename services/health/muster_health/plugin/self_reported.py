@@ -1,8 +1,8 @@
-"""Pure: what a plugin reports about itself: its devices, its problem, and when that began.
+"""Pure: tracks a plugin's own reports: its devices, its problem, and when the problem began.
 
-`problems` finds what is wrong in one heartbeat. This module adds what depends on earlier
-heartbeats: how long the plugin's devices have been unchanged, and whether it is about to stop. A
-problem leads to a verdict only after it has lasted for its grace period.
+`problems` evaluates one heartbeat. This module adds facts from earlier heartbeats: how long the
+plugin's devices have been unchanged, and whether the plugin is about to stop. A problem leads to a
+verdict only after it has lasted for its grace period.
 """
 
 import functools
@@ -28,7 +28,7 @@ _NOTHING: Final[Mapping[str, int]] = {}
 
 @dataclass(slots=True, eq=False)
 class SelfReported:
-    """What one plugin reports about itself. `due` is when to check its problem without a heartbeat.
+    """The reports of one plugin. `due` is when to check its problem without a heartbeat.
 
     While `suspended`, no problem leads to a verdict, because many plugins have a problem at once.
     """
@@ -44,7 +44,7 @@ class SelfReported:
     due: float | None = None
     suspended: bool = False
     offers: Mapping[str, signals.Offer] | None = None
-    """What the node offers, according to Kubernetes."""
+    """The node's offer, according to Kubernetes."""
     _draining_since: float | None = None
     _recheck_number: int | None = None
     """The number of the current query for the node's offer."""
@@ -108,18 +108,18 @@ class SelfReported:
         return self.since + problem.grace_s - now <= self.settings.trouble_s + interval_s
 
     def may_recheck(self, now: float) -> bool:
-        """Return whether to query Kubernetes again for what the node offers.
+        """Return whether to query Kubernetes again for the node's offer.
 
         The last state from a watch may be outdated, and the watch cannot know that.
         """
         return now >= self._recheck_not_before
 
     def rechecking(self, number: int, now: float) -> None:
-        """Record the number of the new query for what the node offers."""
+        """Record the number of the new query for the node's offer."""
         self._recheck_number, self._recheck_not_before = number, now + _RECHECK_S
 
     def is_recheck(self, number: int) -> bool:
-        """Return whether this is the number of that query."""
+        """Return whether this is the number of the query for the node's offer."""
         return number == self._recheck_number
 
     def rechecked(self, answer: signals.Facts | None, *, is_alive: bool) -> problems.Problem | None:
@@ -143,7 +143,7 @@ class SelfReported:
         return confirmed
 
     def suspend(self) -> None:
-        """Let no problem lead to a verdict before `resume`."""
+        """Prevent problems from leading to a verdict before `resume`."""
         self.suspended, self.due = True, None
 
     def resume(self) -> None:

@@ -14,7 +14,7 @@ states is in the package's docstring.
 | `refused`  | a changed configuration that the plugin refused (`refused_configuration`)        |
 | `alerting` | published and pending alerts and verdicts (`plugin_alerting`)                    |
 
-`receive` takes a `steps.Event` and returns `steps.Effect`s: queries, notes, decisions. An empty
+`receive` accepts a `steps.Event` and returns `steps.Effect`s: queries, notes, decisions. An empty
 list means that only the next deadline has moved back, as after nearly every heartbeat. The detector
 calls `publish` separately, because only the detector knows whether this replica leads, and how many
 alerts may open at once.
@@ -138,7 +138,7 @@ class TrackedPlugin(parts.Parts):
         return steps.Failure(steps.Manner.SILENT, at, self.common_causes())
 
     def common_causes(self) -> tuple[str, ...]:
-        """Return what the plugin shares with others, as possible common causes of its silence."""
+        """Return possible common causes of the plugin's silence, which others may share."""
         server = liveness.short_server(self.alive.connections.server)
         return (*self.causes, f"server={server}") if server else self.causes
 
@@ -170,11 +170,11 @@ class TrackedPlugin(parts.Parts):
         return self._store(leader)
 
     def touch(self, now: float) -> None:
-        """Schedule a check at the time `now` of whether anything must be published."""
+        """Schedule a check at time `now` for changes to publish."""
         self.alerting.touch(now)
 
     def reset_published(self) -> None:
-        """Forget what was published: it was dropped because we are no longer the leader."""
+        """Forget the last publication, which was dropped because another replica leads."""
         self.alerting.reset_published()
 
     # publishing

@@ -1,8 +1,8 @@
-"""Pure: how one plugin gets from a suspicion to a verdict, and back to healthy.
+"""Pure: takes one plugin from a suspicion to a verdict, and back to healthy.
 
 The table of states is in the package's docstring. `tracked_plugin` passes every event to the method
-that is named after it. `verdict_state` keeps the reported verdict, `investigation` the open probes
-and queries.
+that is named after it. `verdict_state` stores the reported verdict, and `investigation` the open
+probes and queries.
 """
 
 from typing import Final, assert_never
@@ -26,7 +26,7 @@ class VerdictMachine(verdict_state.VerdictState):
     __slots__ = ()
 
     def replaced(self, former: str, now: float) -> bool:
-        """Count an instance replaced without announced stop; return whether there are too many."""
+        """Count an instance replaced without announcement; return whether there are too many."""
         if self.settled is not State.HEALTHY or former == self.planned.instance:
             return False
         return self.standing.replaced(now)
@@ -115,7 +115,7 @@ class VerdictMachine(verdict_state.VerdictState):
         return [] if suspicion is None else self._diagnose(suspicion, now)
 
     def ask_while_suspended(self) -> signals.AskCluster:
-        """Return a query whether the suspended plugin's pod or node is gone."""
+        """Return a query that shows whether the suspended plugin's pod or node is gone."""
         question = self.investigation.ask_kubernetes()
         self.asked_while_suspended = question.number
         return question
@@ -365,7 +365,7 @@ class VerdictMachine(verdict_state.VerdictState):
 
 
 def _is_gone(answer: signals.Facts) -> bool:
-    """Return whether Kubernetes says that the plugin's pod does not run, or has no node."""
+    """Return whether Kubernetes reports that the plugin's pod does not run, or has no node."""
     if answer.exists is False:
         return True
     pods = answer.pods

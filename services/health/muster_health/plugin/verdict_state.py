@@ -1,8 +1,8 @@
-"""Pure: the state of one plugin between suspicion and verdict, and its reported verdict.
+"""Pure: tracks the state of one plugin between suspicion and verdict, and its reported verdict.
 
-`verdict` adds the transitions. The verdict says what is wrong at present; a separate mark says
+`verdict` adds the transitions. The verdict describes the current problem; a separate mark shows
 whether the plugin fails again and again (flapping). Only a change is reported, so nothing is
-reported twice; a failure that turns out to be a different one is reported as that.
+reported twice. If the diagnosis of a failure changes, the new diagnosis is reported.
 """
 
 from dataclasses import dataclass, field
@@ -36,7 +36,7 @@ class StandingVerdict:
     failed_at: float = 0.0
 
     def restore(self, before: snapshot.Snapshot, now: float, *, waited_s: float) -> None:
-        """Restore the verdict that a former process saved, and how long it has lasted."""
+        """Restore the verdict that a previous process saved, and how long it has lasted."""
         self.verdict, self.rule = before.verdict, steps.rule_named(before.rule)
         self.resources, self.failed_at = before.accused or before.resources, now - waited_s
         self.is_flapping = before.flapping
@@ -103,7 +103,7 @@ class StandingVerdict:
         )
 
     def replaced(self, now: float) -> bool:
-        """Count an instance replaced without announced stop; return whether there are too many."""
+        """Count an instance replaced without announcement; return whether there are too many."""
         self.damping.failed(now)
         return self.damping.is_flapping(now)
 
@@ -125,7 +125,7 @@ class StandingVerdict:
 
 @dataclass(slots=True, eq=False)
 class Recovery:
-    """Counts good heartbeats after a plugin came back; from `due` on it is recovered anyway."""
+    """Counts good heartbeats after a plugin's return; at `due` it counts as recovered anyway."""
 
     settings: config.Detection
     good_heartbeats: int = 0
@@ -230,7 +230,7 @@ class VerdictState:
     def restore(
         self, before: snapshot.Snapshot, now: float, *, waited_s: float, is_overdue: bool
     ) -> None:
-        """Restore what a former process saved.
+        """Restore the state that a previous process saved.
 
         The verdict has lasted for `waited_s`, according to the clocks of two machines. `is_overdue`
         means that the alert about the plugin's overdue return is already firing.

@@ -1,6 +1,6 @@
 """Pure: assigns verdicts to the findings about plugins that muster does not run.
 
-The agent decides on the finding, and has already waited for as long as it must. The verdict:
+The agent decides on the finding, and waits long enough before it reports one. The verdict:
 
 | the agent finds, or the Kubernetes API shows         | verdict      | rule                       |
 |------------------------------------------------------|--------------|----------------------------|
@@ -86,7 +86,7 @@ _WORDS: Final = {
 
 
 def bounded(watched: vocabulary.Watched) -> vocabulary.Watched:
-    """Return an observation of limited size, because it is kept and saved."""
+    """Return an observation limited in size, because it is stored."""
     return msgspec.structs.replace(
         watched,
         text=watched.text[:_TEXT_MAX],
@@ -106,7 +106,7 @@ def resources_of(watched: vocabulary.Watched) -> tuple[str, ...]:
 def combined(
     by_agent: vocabulary.Watched | None, by_cluster: vocabulary.Watched
 ) -> tuple[vocabulary.Watched, str]:
-    """Return the observation that counts, and its source.
+    """Return the observation that takes precedence, and its source.
 
     An agent on the node sees more, and sooner. But only the Kubernetes API shows what a driver
     offers (slices and claims), and an agent that has just started may not know what to expect.
@@ -130,7 +130,7 @@ def problem(
     mismatch_s: float,
     source: str = "agent",
 ) -> Problem | None:
-    """Return what is wrong, or None; `offers` is what the node offers, None if that is unknown."""
+    """Return the problem, or None; `offers` are the node's offers, None if unknown."""
     if watched.finding is WatchedFinding.NONE:
         return offered_otherwise(watched, offers, mismatch_s)
     verdict, rule = VERDICTS[watched.finding]
@@ -148,7 +148,7 @@ def offered_otherwise(
     offers: Mapping[str, signals.Offer] | None,
     mismatch_s: float,
 ) -> Problem | None:
-    """Return that the node's allocatable is not what the kubelet lists; None if it is."""
+    """Return the problem that the node's allocatable differs from the kubelet's list, or None."""
     resources = resources_of(watched)
     if offers is None or watched.listed is None or not resources:
         return None
@@ -192,7 +192,7 @@ def planned(
 
 
 def is_replacing(problem: Problem, answer: signals.Facts) -> bool:
-    """Return whether two processes serve it because one pod is replacing another.
+    """Return whether there are two servers because one pod is replacing another.
 
     With `maxSurge` the old pod ends only when the new one is ready.
     """
@@ -215,7 +215,7 @@ def contradicts(watched: vocabulary.Watched, offers: Mapping[str, signals.Offer]
 def shown(
     answer: signals.Facts | None, watched: vocabulary.Watched, *, source: str = "agent"
 ) -> list[vocabulary.Evidence]:
-    """Return what Kubernetes answered, as evidence."""
+    """Return the answer from Kubernetes as evidence."""
     seen = evidence.cluster(answer, resources_of(watched))
     is_agents = source == "agent"
     if is_agents and answer is not None and contradicts(watched, answer.offers):

@@ -64,15 +64,15 @@ class WatchedPlugin(tracked_plugin.TrackedPlugin):
         self.name, self.machine.name = name, name
         self.subject = self.alerting.watched = watched_alerts.Subject(name)
         self.agent = ""
-        """The plugin of muster that observes it."""
+        """The muster plugin that observes this plugin."""
         self._evaluate_due: float | None = None
         self._repair_due: float | None = None
         self._forgetting = _Forgetting(now + _WEEK_S)
         self._by_agent: vocabulary.Watched | None = None
         self._by_cluster = vocabulary.Watched(name=name)
-        """What the Kubernetes API shows about it."""
+        """The last observation in the Kubernetes API."""
         self._saved = vocabulary.Watched(name=name)
-        """What a former process observed last."""
+        """The last observation that a previous process saved."""
 
     def receive(self, event: steps.Event | steps.Observed, now: float) -> list[steps.Effect]:
         """Handle one event; ignore those that concern only plugins that send heartbeats."""
@@ -122,7 +122,7 @@ class WatchedPlugin(tracked_plugin.TrackedPlugin):
         return self._forgetting.why if now >= self._forgetting.due else ""
 
     def unlisted(self, now: float) -> None:
-        """Record that its agent's inventory does not list it."""
+        """Record that the agent's inventory does not list this plugin."""
         if self._forgetting.is_listed:
             self._forgetting = _Forgetting(now + _UNLISTED_S, _NOT_LISTED, is_listed=False)
 
@@ -132,7 +132,7 @@ class WatchedPlugin(tracked_plugin.TrackedPlugin):
         return super().end(now, at, why)
 
     def common_causes(self) -> tuple[str, ...]:
-        """Return what the plugin shares with those on other nodes."""
+        """Return possible common causes, which plugins on other nodes may share."""
         return self.causes
 
     def ask_kubernetes(self) -> signals.AskCluster:
@@ -142,8 +142,8 @@ class WatchedPlugin(tracked_plugin.TrackedPlugin):
     def needs_restart(self, now: float) -> bool:
         """Return whether the published verdict is certain and needs a decision about a restart.
 
-        A hanging process has been probed at least three more times by then. What only the
-        Kubernetes API shows is not certain enough: it includes events, which can be forged.
+        A hanging process has been probed at least three more times by then. An observation in the
+        Kubernetes API alone is not certain enough: it includes events, which can be forged.
         """
         standing = self.standing()
         is_observed = self.machine.watched is not None and self.machine.source == "agent"
@@ -184,14 +184,14 @@ class WatchedPlugin(tracked_plugin.TrackedPlugin):
         )
 
     def restore(self, before: snapshot.Snapshot, now: float) -> None:
-        """Restore what was published; restore the other saved state unless newer is known."""
+        """Restore the published state, and other saved state unless newer state is known."""
         super().restore(before, now)
         self._saved = before.watched or self._saved
         self.agent = self.agent or before.agent
 
     @property
     def observed(self) -> vocabulary.Watched:
-        """Return the last observation, by this process or a former one."""
+        """Return the last observation, by this process or a previous one."""
         return self.machine.watched or self._saved
 
     def _observe(self, observed: steps.Observed, now: float) -> list[steps.Effect]:
@@ -203,7 +203,7 @@ class WatchedPlugin(tracked_plugin.TrackedPlugin):
         else:
             self._by_cluster = watched
         if self._by_agent is None and self.agent:
-            # the agent that a former process knew reports soon, and its observation counts for more
+            # the agent that a previous process knew reports soon, and takes precedence
             return [steps.CHANGED]
         watched, source = watched_findings.combined(self._by_agent, self._by_cluster)
         self.machine.watched, self.machine.source = watched, source

@@ -56,7 +56,7 @@ _CONTRADICTED: Final = frozenset({Rule.WATCHED_NOT_REGISTERED, Rule.WATCHED_NODE
 class WatchedMachine(verdict.VerdictMachine):
     """The verdict's state machine for one watched plugin. `now` is our monotonic time in seconds.
 
-    `name` is the resource or driver, `watched` what was observed last, by `source`.
+    `name` is the resource or driver, and `watched` the last observation, by `source`.
     """
 
     __slots__ = (
@@ -101,9 +101,9 @@ class WatchedMachine(verdict.VerdictMachine):
         """When it answered after that."""
         self._ask_not_before = 0.0
         self._seen: tuple[vocabulary.Evidence, ...] | None = None
-        """The observed evidence for the verdict; None if a former process reached the verdict."""
+        """The observed evidence for the verdict; None if a previous process reached the verdict."""
         self._answer: tuple[vocabulary.Evidence, ...] = ()
-        """What Kubernetes answered before the verdict."""
+        """The answer from Kubernetes before the verdict."""
 
     def evaluate(self, now: float) -> list[steps.Step]:
         """Evaluate the last observation."""
@@ -115,7 +115,7 @@ class WatchedMachine(verdict.VerdictMachine):
         return self.sign_of_life(problem, now, counts=False)
 
     def removed(self, why: vocabulary.Evidence) -> list[steps.Step]:
-        """Handle that it is no longer watched, so nothing is known to be wrong."""
+        """Handle the end of watching, after which nothing is known to be wrong."""
         self.reported.clear()
         if self.standing.verdict in {None, Verdict.HEALTHY}:
             return []
@@ -174,7 +174,7 @@ class WatchedMachine(verdict.VerdictMachine):
         offers: Mapping[str, signals.Offer] | None,
         grace_s: float,
     ) -> problems.Problem | None:
-        """Return what is wrong: the contradiction itself if the node contradicts the verdict."""
+        """Return the problem; if the node contradicts the verdict, that contradiction."""
         mismatch_s = self.context.settings.mismatch_s
         if self._is_contradicted(watched, offers):
             return watched_findings.offered_otherwise(watched, offers, mismatch_s)
@@ -185,9 +185,9 @@ class WatchedMachine(verdict.VerdictMachine):
     def _is_contradicted(
         self, watched: vocabulary.Watched, offers: Mapping[str, signals.Offer] | None
     ) -> bool:
-        """Return whether the node goes on offering devices of which the agent sees none.
+        """Return whether the node keeps offering devices while the agent observes none.
 
-        Without an agent both numbers are the node's, and one is only older.
+        Without an agent both numbers are from the node, and one is only older.
         """
         is_about_list = watched.finding is WatchedFinding.NOT_REGISTERED
         if self.source != "agent" or not is_about_list or self.standing.rule not in _CONTRADICTED:
@@ -206,7 +206,7 @@ class WatchedMachine(verdict.VerdictMachine):
         answer: signals.Facts | None,
         now: float,
     ) -> list[steps.Step]:
-        """Reach a verdict, unless what Kubernetes shows explains the problem."""
+        """Reach a verdict, unless the answer from Kubernetes explains the problem."""
         if answer is not None and watched_findings.is_replacing(problem, answer):
             self._ask_not_before = self.reported.due = now + _ASK_PACE_S
             return []
@@ -231,7 +231,7 @@ class WatchedMachine(verdict.VerdictMachine):
     def _compared(
         self, problem: problems.Problem, answer: signals.Facts | None, now: float
     ) -> list[steps.Step]:
-        """Compare with what the node offers, read again because a watch may lag."""
+        """Compare with the node's offer, which is read again because a watch may lag."""
         if answer is None or answer.offers is None:
             self._ask_not_before = self.reported.due = now + _ASK_PACE_S
             return []

@@ -4,10 +4,10 @@ The recorded inputs from plugins, the bus and the cluster are fed in as they arr
 recorded process ended, the detector ends, too; the next one begins with the state that the replayed
 policy would have saved. The replayed detector always leads, even if the recorded one did not.
 
-A probe or query that was also recorded at that time gets the recorded answer. For any other there
-is no recorded answer: a probe counts as answered if a heartbeat arrived within its timeout, and
-otherwise gets the result of the plugin's nearest recorded probe; a query to Kubernetes gets the
-recorded answer nearest in time.
+A probe or query that was also recorded at that time gets the recorded answer. Any other probe
+counts as answered if a heartbeat arrived within its timeout; otherwise it gets the result of the
+plugin's nearest recorded probe. Any other query to Kubernetes gets the recorded answer nearest in
+time.
 """
 
 import bisect
@@ -79,7 +79,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """An answer that comes `after_s` later, or never (None); `how` says where it is taken from."""
+    """An answer that arrives `after_s` later, or never (None); `how` names its source."""
 
     how: str
     after_s: float

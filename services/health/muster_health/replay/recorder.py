@@ -1,4 +1,4 @@
-"""Adapter: files: records a detector's inputs and alerts in two files of limited size; reads them.
+"""Adapter: records a detector's inputs and alerts in two files of limited size, and reads them.
 
 When the newer file is full, it becomes the older one, `FILE.1`. If a file cannot be written, that
 is logged once and recording ends, while the detector continues.
@@ -52,7 +52,7 @@ class Recorder:
         return self._recorded.next_deadline()
 
     def begin(self, now: float) -> None:
-        """Open the file and continue after what a former process wrote. Raises OSError."""
+        """Open the file and continue after the entries of a previous process. Raises OSError."""
         self._open(now, begins=True)
 
     def close(self) -> None:

@@ -1,8 +1,8 @@
-"""Pure: a recording of the detector's inputs, queries and alerts: its format, and how to read it.
+"""Pure: defines and reads recordings of the detector's inputs, queries and alerts.
 
 Heartbeats are stored nowhere else, and without them another policy could not be replayed. Each line
-is `{"t": seconds on the writer's clock, "k": kind, "v": entry}`. A header contains the policy in
-force; there is a header at the beginning of each file and of each process.
+is `{"t": seconds on the writer's clock, "k": kind, "v": entry}`. A header contains the current
+policy; each file and each process begins with a header.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -183,7 +183,7 @@ class Episode:
 
     @property
     def subject(self) -> tuple[str, str, str]:
-        """What the alert is about."""
+        """The subject of the alert."""
         return self.alert.node, self.alert.plugin, self.alert.resource
 
 
@@ -205,7 +205,7 @@ class EpisodeTracker:
             and alert.starts_at != episode.alert.starts_at
             and when - episode.fired_at > _SAME_ALERT
         ):
-            # another leader published the end of the former alert; but soon after its beginning,
+            # another leader published the end of the previous alert; but soon after its beginning,
             # this is a repetition, because a leader ended before it had saved the alert
             episode.resolved_at, episode = when, None
         if alert.state is vocabulary.AlertState.RESOLVED:
