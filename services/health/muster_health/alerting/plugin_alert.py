@@ -162,9 +162,7 @@ class PluginAlert:
         return True
 
     def may_open(self, others: alert_lifecycle.MayOpen) -> alert_lifecycle.MayOpen:
-        """Return a filter for alerts that may open now: this alert by its permit, others by
-        `others`.
-        """
+        """Return which alerts may open now: this one by its permit, all others by `others`."""
 
         def may(key: alerts.Key) -> bool:
             if self._has_permit and is_of_plugin(key):

@@ -62,8 +62,8 @@ class Observations:
 
     `is_subscribed` means that an unanswered probe had a subscriber. `cluster` is None when
     Kubernetes did not answer, or was not asked (`has_cluster`). `healthy` is the last reported
-    number of Healthy devices by resource. `was_heard` means that we or a previous process received a
-    sign of life.
+    number of Healthy devices by resource. `was_heard` means that we or a previous process received
+    a sign of life.
     """
 
     silent_s: float

@@ -243,8 +243,8 @@ class Liveness:
     """All signs of life of one plugin.
 
     `last_heard_at` is the time of the last sign of life, None before the first. `silent_since` is
-    later if we could receive nothing for a while. `is_known` means that a previous process received a
-    sign of life, or that an event of the plugin arrived.
+    later if we could receive nothing for a while. `is_known` means that a previous process received
+    a sign of life, or that an event of the plugin arrived.
     """
 
     context: config.Context
