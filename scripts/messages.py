@@ -86,7 +86,7 @@ _FLEET: Final[Mapping[AlertKind, tuple[str, str, str]]] = {
         "94.0 s behind health's",
     ),
     AlertKind.NOISY_NODE: (
-        f"{NODE} sends more than it may: events; the rest is not read",
+        f"{NODE} sends more than allowed: events; the rest is not read",
         "bus",
         "at least 12,000 events within 10.0 s; from device-plugin",
     ),
@@ -96,7 +96,7 @@ _FLEET: Final[Mapping[AlertKind, tuple[str, str, str]]] = {
         "35 suspected; no verdicts about them until the mass failure is over",
     ),
     AlertKind.EVICTIONS: (
-        "a stream is full and removes messages before everybody has read them",
+        "a full stream removes messages before all consumers have read them",
         "bus",
         "MUSTER_EVENTS: 310 messages removed within 60 s, which health had not read",
     ),

@@ -155,7 +155,7 @@ STRATEGIES: list[tuple[str, list[vocabulary.Gpu], str, dict[str, list[str]], lis
         [card(0, "1c.3g.20gb", "3g.20gb")],
         "mixed",
         {USUAL: [], "nvidia.com/mig-3g.20gb": ["0:1"]},
-        ["MIG device 0:0 (U): 1c.3g.20gb is a part of a GPU instance, which NVIDIA has no"],
+        ["MIG device 0:0 (U): 1c.3g.20gb is part of a GPU instance, for which NVIDIA has "],
     ),
     (
         "mixed: an unreadable profile",
@@ -284,7 +284,7 @@ EXCLUDED: list[tuple[list[int | str], dict[str, list[str]], tuple[str, ...]]] = 
     (
         [9, "*H100*", 0],
         {USUAL: ["1"]},
-        ("exclude[0]: no GPU here is 9", "exclude[1]: no GPU here is *H100*"),
+        ("exclude[0]: no GPU on this node is 9", "exclude[1]: no GPU on this node is *H100*"),
     ),
 ]
 
@@ -499,10 +499,7 @@ LOST = gpu.UnreadableGpu(index=3, error="GPU_IS_LOST", uuid=uuid(3))
             scan(card(0), card(0), card(1)),
             ["0::0", "0::1", "1"],
             (
-                (
-                    f"GPU 0 ({uuid(0)}): another device has the same uuid, or one of its MIG "
-                    "devices has"
-                ),
+                (f"GPU 0 ({uuid(0)}): its uuid, or that of one of its MIG devices, is not unique"),
                 "sharing.resources[0].devices[1]: 3 is not a device of nvidia.com/gpu",
             ),
         ),

@@ -147,7 +147,7 @@ def published(world: World) -> list[vocabulary.AlertChanged]:
             LINGERING,
             AlertKind.FUSE_POD_TERMINATING,
             "warning",
-            "a FUSE mount keeps a pod from ending",
+            "a FUSE mount prevents a pod from terminating",
         ),
     ],
 )

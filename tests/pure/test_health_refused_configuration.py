@@ -42,7 +42,7 @@ def test_a_refused_configuration_is_an_alert_after_five_minutes_with_the_reasons
     assert [(each.source, each.observed) for each in alert.evidence] == [
         ("plugin", PROBLEM),
         ("plugin", "devices.yaml: resources[1].name: required but missing"),
-        ("plugin", "the configuration in force is still one"),
+        ("plugin", "the active configuration is still one"),
     ]
     assert alert.runbook.endswith("configuration_refused.md")
     assert world.verdicts("a") == [Verdict.HEALTHY]
@@ -63,7 +63,7 @@ def test_the_next_configuration_that_is_applied_resolves_the_alert(configuration
     world.apply("a", configuration)
     world.run(10.0)
     assert world.story("a") == [FIRING, RESOLVED]
-    text = "a configuration that it accepts is in force"
+    text = "a configuration that it accepts is active"
     assert [each.observed for each in alerts(world)[-1].evidence] == [text]
 
 
@@ -116,7 +116,7 @@ def test_a_plugin_without_a_reason_is_reported_too() -> None:
     world = running("a")
     world.refuse("a")
     world.run(WAIT_S + 10.0)
-    assert alerts(world)[-1].summary == "p on a refused its new configuration: it gave no reason"
+    assert alerts(world)[-1].summary == "p on a refused its new configuration: no reason given"
 
 
 def test_an_alert_of_which_all_saved_state_is_lost_ends_with_the_next_applied_configuration() -> (

@@ -552,7 +552,7 @@ def test_an_announced_stop_is_maintenance_with_a_deadline() -> None:
             Verdict.MAINTENANCE,
             Verdict.HEALTHY,
             Rule.GOODBYE,
-            ("plugin", "announced that it stops (upgrade); expected back within 60 s"),
+            ("plugin", "announced a stop (upgrade); expected back within 60 s"),
         )
     ]
     assert plugin.deadline == 62.0
@@ -560,7 +560,7 @@ def test_an_announced_stop_is_maintenance_with_a_deadline() -> None:
         steps.ReturnOverdue(
             evidence=(
                 vocabulary.Evidence(
-                    source="clock", observed="not back 60 s after it announced that it stops"
+                    source="clock", observed="not back 60 s after it announced a stop"
                 ),
             )
         )

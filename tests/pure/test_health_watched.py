@@ -163,8 +163,8 @@ def test_the_evidence_says_what_the_agent_and_kubernetes_see() -> None:
     assert (alert.summary, alert.advice, alert.pods) == (
         f"watched plugin {AMD} on a has ended and has not come back",
         (
-            "muster does not run this plugin: look at its pod kube-system/amdgpu-x: does it "
-            "exist, and why did its process end (kubectl logs --previous)"
+            "muster does not run this plugin: check whether its pod kube-system/amdgpu-x exists, "
+            "and why its process ended (kubectl logs --previous)"
         ),
         ("ml/train",),
     )

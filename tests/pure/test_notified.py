@@ -11,7 +11,7 @@ from muster_health.bus import notified
 
 T0 = dt.datetime(2026, 1, 1, 12, 0, tzinfo=dt.UTC)
 NOBODY = "nobody is notified yet: "
-NO_NOTIFIER = "no notifier says whom it notifies: it does not run, or not with NATS"
+NO_NOTIFIER = "no notifier has published its receivers: it does not run, or not with NATS"
 
 
 def announced(**receivers: str) -> vocabulary.ReceiversConfigured:
@@ -63,7 +63,7 @@ def test_status_shows_it_as_a_note() -> None:
 def test_receivers_that_the_notifier_leaves_out_are_named() -> None:
     known = notified.Notified(began_at=100.0)
     known.observe(msgspec.structs.replace(announced(ops="slack"), refused=("a", "b")), 110.0)
-    left_out = "the notifier leaves out, as its log explains: a, b"
+    left_out = "the notifier ignores receivers, as its log explains: a, b"
     assert known.problem(120.0) == left_out
     known.observe(msgspec.structs.replace(announced(log="console"), refused=("a", "b")), 110.0)
     assert known.problem(120.0).endswith(f"; {left_out}")

@@ -110,7 +110,7 @@ def test_all_errors_are_reported_at_once_with_their_keys(tmp_path: Path) -> None
 
 def test_nothing_to_advertise_is_refused(tmp_path: Path) -> None:
     assert problems(tmp_path, "node: node-a") == [
-        "nothing to do: give resources, gpus, simulated_gpus or watch (enabled: true)"
+        "nothing to do: set resources, gpus, simulated_gpus or watch (enabled: true)"
     ]
 
 

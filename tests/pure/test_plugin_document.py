@@ -199,8 +199,8 @@ HERE: Final = "resources[0].groups[0].devices[0]"
 @pytest.mark.parametrize(
     ("nodes", "problem"),
     [
-        ("{}", "give exactly one of path, regex, udev, usb"),
-        ("{path: /dev/a, regex: a}", "give exactly one of path, regex, udev, usb"),
+        ("{}", "set exactly one of path, regex, udev, usb"),
+        ("{path: /dev/a, regex: a}", "set exactly one of path, regex, udev, usb"),
         ("{path: dev/a}", "path: 'dev/a' is not an absolute path"),
         ("{path: /dev/}", "path: '/dev/' is not the shortest form of this path"),
         ("{path: /dev/../a}", "path: '/dev/../a' is not the shortest form of this path"),
@@ -227,7 +227,7 @@ HERE: Final = "resources[0].groups[0].devices[0]"
 )
 def test_each_way_to_describe_nodes_wrongly_is_refused(nodes: str, problem: str) -> None:
     (parsed,) = problems(device_group(nodes))
-    assert parsed.startswith(HERE + (": " if problem.startswith("give") else ".") + problem)
+    assert parsed.startswith(HERE + (": " if problem.startswith("set") else ".") + problem)
 
 
 def group(groups: str, more: str = "") -> str:
@@ -237,7 +237,7 @@ def group(groups: str, more: str = "") -> str:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("apiVersion: muster.dev/v1", "resources: give resources, gpus or both"),
+        ("apiVersion: muster.dev/v1", "resources: set resources, gpus or both"),
         (
             "resources: [{name: a.example/b, groups: [{devices: [{path: /dev/a}]}]}]",
             "apiVersion: required but missing",
@@ -252,7 +252,7 @@ def group(groups: str, more: str = "") -> str:
         ),
         (
             group("{devices: [{udev: {}}]}"),
-            "resources[0].groups[0].devices[0].udev: give subsystem, driver, vendor, product, attr",
+            "resources[0].groups[0].devices[0].udev: set subsystem, driver, vendor, product, attr",
         ),
         (group(""), "resources[0].groups: expected a list of at least 1 item, found 0"),
         (

@@ -95,7 +95,7 @@ PROBLEMS: list[tuple[dict[str, Any], list[str]]] = [
         {"resources": [{"name": "gpu"}, {"name": "a.example/_", "mig": "mig-1g.5gb"}]},
         [
             "gpus.resources[0].name: 'gpu' has no domain; write it as nvidia.com/gpu",
-            "gpus.resources[0]: give either product (for GPUs) or mig (a profile)",
+            "gpus.resources[0]: set either product (for GPUs) or mig (a profile)",
             (
                 "gpus.resources[1].name: '_' must have 1 to 63 of A-Z a-z 0-9 - _ . and begin and "
                 "end with a letter or digit"
@@ -142,7 +142,7 @@ PROBLEMS: list[tuple[dict[str, Any], list[str]]] = [
     (
         {"sharing": {"resources": [{"name": "nvidia.com/gpu"}, {"name": "x", "replicas": 1}]}},
         [
-            "gpus.sharing.resources[0]: give either replicas or perGb: true",
+            "gpus.sharing.resources[0]: set either replicas or perGb: true",
             "gpus.sharing.resources[1].replicas: expected a whole number of at least 2, found 1",
         ],
     ),

@@ -319,8 +319,8 @@ def test_what_nvidia_drops_with_a_warning_works_here() -> None:
     drops = "NVIDIA drops it with a warning; with muster it works; "
     drops += "a device that no pattern matches keeps its default name"
     whole = (
-        "resources.mig[0].pattern: '1g.10gb': compared with the whole name, as since NVIDIA's "
-        "v0.20; up to v0.19 it meant any part of it: write a * before and after it for that"
+        "resources.mig[0].pattern: '1g.10gb': compared with the whole name, as in NVIDIA's "
+        "v0.20; up to v0.19 it matched any part; to keep that, write a * before and after it"
     )
     assert differences(result) == [f"resources.gpus: {drops}", whole, f"resources.mig: {drops}"]
 

@@ -338,7 +338,7 @@ def test_a_published_file_means_the_same_here_or_says_what_is_lost(
             SLICING,
             "",
             (
-                "several configurations: any, tesla-t4; name the one of nodes without the label "
+                "several configurations: any, tesla-t4; name the one for nodes without the label "
                 "nvidia.com/device-plugin.config with `muster config import --default`, "
                 "or call it `default`"
             ),
@@ -427,7 +427,7 @@ def test_a_variable_that_cannot_be_honoured_is_refused_in_one_line() -> None:
             "DEVICE_DISCOVERY_STRATEGY: 'tegra': muster finds GPUs through NVML only; "
             "it finds neither Tegra nor VFIO devices"
         ),
-        "CONFIG_FILE: '/config/config.yaml': give this file with --config",
+        "CONFIG_FILE: '/config/config.yaml': pass this file with --config",
     ]
 
 

@@ -436,7 +436,7 @@ def test_a_fault_script_comes_to_what_holds_at_its_end() -> None:
         active=frozenset({(1, 48)}),
         bad_lines=(
             "line 4: JSON is malformed: invalid character (byte 8)",
-            "line 6: give either xid or clear",
+            "line 6: set either xid or clear",
         ),
     )
 

@@ -215,7 +215,7 @@ def test_what_cannot_be_is_left_out_and_reported() -> None:
     ]
     assert plan.problems == (
         "b.example/net_tun: /dev/net/tun and /dev/net_tun would both have this name",
-        "b.example/net_tun: two rules define it; the first counts",
+        "b.example/net_tun: two rules define it; the first applies",
         "a.example/x: groups 0 and 1 both match /dev/net/tun",
         "/dev/a and /dev/b/a would both be /x/a in the container",
         "b.example/net_tun and a.example/x both advertise /dev/net/tun",

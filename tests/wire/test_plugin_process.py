@@ -243,7 +243,7 @@ def test_an_unusable_configuration_is_one_line_and_exit_code_two(root: Path) -> 
         )
         assert missing == (
             f"muster-plugin: kubelet.directory: {root}/empty/device-plugins: no such directory; "
-            "is this the node's kubelet directory, mounted?\n"
+            "is the node's kubelet directory mounted?\n"
         )
         assert busy == f"muster-plugin: http: 127.0.0.1:{port}: Address already in use\n"
 

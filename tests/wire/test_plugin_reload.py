@@ -282,10 +282,10 @@ def test_the_variables_of_nvidias_plugin_are_honoured_or_refused_at_the_start(ro
             2,
             "",
             [
-                "muster-plugin: CONFIG_FILE: '/config/config.yaml': give this file with --config",
+                "muster-plugin: CONFIG_FILE: '/config/config.yaml': pass this file with --config",
                 (
                     "muster-plugin: CDI_FEATURE_FLAGS: 'a': muster writes no CDI spec for GPUs; "
-                    "give the option to nvidia-ctk cdi generate"
+                    "pass the option to nvidia-ctk cdi generate"
                 ),
             ],
         )

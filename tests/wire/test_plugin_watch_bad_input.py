@@ -229,7 +229,7 @@ def test_a_queue_that_nobody_empties_is_silence(root: Path) -> None:
         result = asyncio.run(probed(root))
     assert (result.answer, result.detail) == (
         Answer.SILENT,
-        "its queue of waiting connections is full",
+        "its backlog of connections is full",
     )
 
 

@@ -441,7 +441,7 @@ FAULTS: Final = (
         heal=start,
         verdict=Verdict.MAINTENANCE,
         alert=None,
-        evidence=("announced that it stops",),
+        evidence=("announced a stop",),
     ),
     Fault(
         name="k-drain",

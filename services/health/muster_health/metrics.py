@@ -47,7 +47,7 @@ STALLS: Final = prometheus_client.Counter(
 )
 DISCONNECTED_S: Final = prometheus_client.Counter(
     "muster_health_disconnected_seconds_total",
-    "Seconds that health had no connection to NATS, also before the first one.",
+    "Seconds without a connection to NATS, including those before the first connection.",
 )
 NOTES: Final = metrics.counter(
     "muster_health_notes_total",
@@ -64,7 +64,7 @@ EVENTS_SKIPPED: Final = prometheus_client.Counter(
 )
 REFUSED: Final = metrics.counter(
     "muster_health_refused_total",
-    "What was not kept, because of a limit or because Kubernetes does not know its node.",
+    "Data not stored, because of a limit or because Kubernetes does not know its node.",
     "reason",
     limits.Refusal,
 )
@@ -148,12 +148,12 @@ class CurrentState(registry.Collector):
             by_kind,
             metrics_core.GaugeMetricFamily(
                 "muster_health_mass_failures",
-                "Mass failures at present: many plugins are suspected at once.",
+                "Current mass failures: many plugins are suspected at once.",
                 value=mass_failures,
             ),
             metrics_core.GaugeMetricFamily(
                 "muster_health_suspected_plugins",
-                "Plugins that are suspected at present, and not yet judged.",
+                "Plugins that are currently suspected and have no verdict yet.",
                 value=suspects,
             ),
         ]

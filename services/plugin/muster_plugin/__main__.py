@@ -178,8 +178,8 @@ async def _acquire_resources(
     while other := socket_directory.other_owner(resources, folders, locks, besides=handing.sockets):
         if time.monotonic() >= until:
             raise entry.CannotStart(
-                f"another plugin on this node serves {other}; stop that plugin first, or let "
-                f"this one wait for it with handover_s (now {chosen.handover_s:g})"
+                f"another plugin on this node serves {other}; stop that plugin first, or "
+                f"set handover_s to wait for it (now {chosen.handover_s:g})"
             )
         if not has_waited:
             has_waited, longest = True, chosen.handover_s

@@ -59,7 +59,7 @@ class Collector(registry.Collector):
             counted = ((each, count(each)) for each in self._node.resource_plugins)
             yield _gauge(
                 f"muster_plugin_devices_{name}",
-                f"{text} No series while the kubelet does not say.",
+                f"{text} No series while the kubelet does not report it.",
                 ["resource"],
                 (([resource], devices) for resource, devices in counted if devices is not None),
             )

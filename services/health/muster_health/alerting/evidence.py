@@ -92,7 +92,7 @@ def stop_announced(
     """Return the evidence of an announced stop; `is_own` if the plugin announced the duration."""
     setting = "" if is_own else " (by detection.maintenance_s)"
     expected = f"expected back within {return_s:g} s{setting}"
-    return of("plugin", f"announced that it stops ({reason}); {expected}")
+    return of("plugin", f"announced a stop ({reason}); {expected}")
 
 
 def overdue(return_s: float, since: str) -> vocabulary.Evidence:

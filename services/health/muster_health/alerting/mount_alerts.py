@@ -33,8 +33,8 @@ _WORDS: Final = {
         "the programs of {} FUSE mounts have ended",
     ),
     AlertKind.FUSE_POD_TERMINATING: (
-        "a FUSE mount keeps a pod from ending",
-        "{} FUSE mounts keep pods from ending",
+        "a FUSE mount prevents a pod from terminating",
+        "{} FUSE mounts prevent pods from terminating",
     ),
 }
 FAULTS_MAX: Final = 1024

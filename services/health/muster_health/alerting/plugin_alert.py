@@ -91,8 +91,8 @@ _OF_KUBELET: Final[Mapping[steps.Rule | None, tuple[str, str]]] = {
     steps.Rule.KUBELET_AWAY: (
         "{plugin} on {node} cannot reach the kubelet's socket",
         (
-            "on the node: is the kubelet running (systemctl status kubelet), and is its directory "
-            "/var/lib/kubelet/device-plugins mounted into the plugin's pod?"
+            "check that the kubelet is running (systemctl status kubelet), and that its directory "
+            "/var/lib/kubelet/device-plugins is mounted into the plugin's pod"
         ),
     ),
 }

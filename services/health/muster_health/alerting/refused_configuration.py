@@ -25,7 +25,7 @@ _SHOWN_MAX: Final = 4
 _TEXT_MAX: Final = 300
 _IN_FLIGHT_S: Final = 10.0
 """A heartbeat sent before the refusal may arrive after it, with an earlier file's hash."""
-_APPLIED: Final = "a configuration that it accepts is in force"
+_APPLIED: Final = "a configuration that it accepts is active"
 _RESTARTED: Final = "the plugin has restarted, with a configuration that it accepts"
 
 
@@ -92,8 +92,8 @@ class RefusedConfiguration:
         """Yield the alert, as if it were new, if the wait is over."""
         if self.known is None or not self.is_overdue(now):
             return
-        problems = self.known.problems or ("it gave no reason",)
-        applied = f"the configuration in force is still {self.known.config_hash}"
+        problems = self.known.problems or ("no reason given",)
+        applied = f"the active configuration is still {self.known.config_hash}"
         yield alerts.Alert(
             kind=AlertKind.CONFIGURATION_REFUSED,
             summary=f"{plugin} on {node} refused its new configuration: {problems[0]}",

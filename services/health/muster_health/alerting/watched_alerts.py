@@ -29,7 +29,7 @@ _SUMMARY: Final[Mapping[Rule | None, str]] = {
 }
 _RESTART: Final = "read the log of {pod}, then delete the pod: its DaemonSet starts a new one"
 _ADVICE: Final[Mapping[Rule | None, str]] = {
-    Rule.WATCHED_NOT_SERVED: "look at {pod}: does it exist, and why did its process end "
+    Rule.WATCHED_NOT_SERVED: "check whether {pod} exists, and why its process ended "
     "(kubectl logs --previous)",
     Rule.WATCHED_SOCKET_REMOVED: "delete {pod}: a new process creates a new socket; find out what "
     "removed the old one",
@@ -41,7 +41,7 @@ _ADVICE: Final[Mapping[Rule | None, str]] = {
     Rule.WATCHED_TWO_SERVERS: "find out which DaemonSets offer the same resource, and remove one",
     Rule.WATCHED_NOT_OFFERED: "find out why no plugin runs on this node: node labels, tolerations, "
     "driver",
-    Rule.WATCHED_FILES_MISSING: "delete {pod}: the new one writes them again; running pods are not "
+    Rule.WATCHED_FILES_MISSING: "delete {pod}: the new pod writes them again; running pods are not "
     "affected",
     Rule.WATCHED_NODE_OFFERS_OTHERS: "read the kubelet's log; restart the kubelet if this lasts",
 }

@@ -46,10 +46,10 @@ class Notified:
     def problem(self, now: float) -> str:
         """Return why nobody may be notified; empty if somebody is, or it is too early to know."""
         if now > self._due:
-            return "no notifier says whom it notifies: it does not run, or not with NATS"
+            return "no notifier has published its receivers: it does not run, or not with NATS"
         if self._receivers is None:
             return ""
         nobody = "" if set(self._receivers.values()) - {vocabulary.CONSOLE} else _NOBODY
         names = ", ".join(self._refused)
-        refused = f"the notifier leaves out, as its log explains: {names}" if names else ""
+        refused = f"the notifier ignores receivers, as its log explains: {names}" if names else ""
         return "; ".join(filter(None, (nobody, refused)))

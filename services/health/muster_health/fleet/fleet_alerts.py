@@ -208,7 +208,7 @@ class FleetAlerts:
             return
         yield alerts.Alert(
             kind=AlertKind.EVICTIONS,
-            summary="a stream is full and removes messages before everybody has read them",
+            summary="a full stream removes messages before all consumers have read them",
             evidence=tuple(evidence.of("bus", text) for text in self.evictions),
             starts_at=at,
             told_at=at,
@@ -218,7 +218,7 @@ class FleetAlerts:
         if key[0] == AlertKind.STORM and self._ended:
             return self._ended
         if key[0] == AlertKind.EVICTIONS:
-            return (evidence.of("bus", "every stream keeps its messages long enough"),)
+            return (evidence.of("bus", "every stream retains its messages long enough"),)
         if key[0] == AlertKind.CLOCK_SKEW:
             return (evidence.of("heartbeat", "the clocks of most nodes agree with health's"),)
         if key[0] == AlertKind.NOISY_NODE:

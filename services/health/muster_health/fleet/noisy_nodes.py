@@ -94,7 +94,7 @@ def _summary(node: str, channels: set[limits.Channel]) -> str:
     if not limited:
         return come_and_go
     more = f"; {come_and_go}" if limits.Channel.SUSPICIONS in channels else ""
-    return f"{node} sends more than it may: {limited}; the rest is not read{more}"
+    return f"{node} sends more than allowed: {limited}; the rest is not read{more}"
 
 
 def why_ended() -> tuple[vocabulary.Evidence, ...]:

@@ -285,7 +285,7 @@ _SUMMARY: Final = {
     AlertKind.NODE_DOWN: "node {node} is down, and {plugin} with it",
     AlertKind.UNREACHABLE: "{plugin} on {node} works, but cannot be reached over NATS",
     AlertKind.MISMATCH: "{node}'s allocatable is not what {plugin} reports",
-    AlertKind.MISSING: "{plugin} on {node} is missing: it is expected, and sent no heartbeat yet",
+    AlertKind.MISSING: "{plugin} on {node} is missing: it is expected, but has sent no heartbeat",
     AlertKind.DEGRADED: "{plugin} on {node} is degraded: it still works",
     AlertKind.FLAPPING: "{plugin} on {node} is flapping: it fails again and again",
     AlertKind.SPLIT_BRAIN: "{plugin} on {node} is running twice at the same time",

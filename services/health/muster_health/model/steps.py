@@ -63,7 +63,7 @@ class Rule(enum.StrEnum):
 
 
 PLANNED: Final[Mapping[Rule, str]] = {
-    Rule.GOODBYE: "it announced that it stops",
+    Rule.GOODBYE: "it announced a stop",
     Rule.NODE_GONE: "its node left the cluster, although the plugin is still expected there",
     Rule.NODE_PLANNED: "its last heartbeat, on a node that is cordoned or being removed",
     Rule.POD_DELETED: "its pod was deleted",

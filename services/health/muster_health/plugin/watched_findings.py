@@ -75,7 +75,7 @@ _WORDS: Final = {
     WatchedFinding.NOT_SERVED: "connections to its socket are refused",
     WatchedFinding.SOCKET_REMOVED: "its socket was removed",
     WatchedFinding.NO_ANSWER: "its socket accepts connections, but nothing answers",
-    WatchedFinding.WRONG_ANSWER: "what answers on its socket is not a device plugin",
+    WatchedFinding.WRONG_ANSWER: "something other than a device plugin answers on its socket",
     WatchedFinding.NOT_REGISTERED: "it answers, but the kubelet lists none of its devices",
     WatchedFinding.FEWER_DEVICES: "the kubelet lists fewer devices than expected",
     WatchedFinding.TWO_SERVERS: "two processes serve it",

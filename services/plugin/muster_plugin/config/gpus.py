@@ -110,7 +110,7 @@ class Naming(errors.Checked, frozen=True, kw_only=True, omit_defaults=True, rena
         """Yield the problems; each begins with its key."""
         yield from _name_problems("name", self.name)
         if bool(self.product) == bool(self.mig):
-            yield "give either product (for GPUs) or mig (a profile)"
+            yield "set either product (for GPUs) or mig (a profile)"
         if self.mig and not _PROFILE.fullmatch(self.mig):
             yield (
                 f"mig: {errors.quoted(self.mig)} is not a profile; "
@@ -144,7 +144,7 @@ class Shared(errors.Checked, frozen=True, kw_only=True, omit_defaults=True, rena
         if self.rename:
             yield from _name_problems("rename", self.rename)
         if (self.replicas is None) != self.per_gb:
-            yield "give either replicas or perGb: true"
+            yield "set either replicas or perGb: true"
         if self.devices == ():
             yield "devices: empty; leave the key out to share all"
         yield from (f"devices{problem}" for problem in gpu.selector_problems(self.listed_devices))

@@ -74,7 +74,7 @@ class Udev(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def __post_init__(self) -> None:
         """Refuse an entry that would match everything."""
         if not (self.subsystem or self.driver or self.vendor or self.product or self.attrs):
-            raise ValueError("give subsystem, driver, vendor, product, attrs or several of them")
+            raise ValueError("set subsystem, driver, vendor, product, attrs or several of them")
 
 
 class Entry(
@@ -133,7 +133,7 @@ class Entry(
 
     def _found_by(self) -> Iterator[str]:
         if sum(map(bool, (self.path, self.regex, self.udev, self.usb))) != 1:
-            yield "give exactly one of path, regex, udev, usb"
+            yield "set exactly one of path, regex, udev, usb"
 
     def _exclude_problems(self) -> Iterator[str]:
         for at, glob in enumerate(self.exclude):

@@ -88,7 +88,7 @@ class NodeOverride(errors.CheckedInParts, frozen=True, kw_only=True, omit_defaul
 
     def _empty_problems(self) -> Iterator[str]:
         if not self.resources and self.gpus is msgspec.UNSET:
-            yield "resources: give resources, gpus or both"
+            yield "resources: set resources, gpus or both"
 
 
 class Document(
@@ -126,7 +126,7 @@ class Document(
 
     def _empty_problems(self) -> Iterator[str]:
         if not self.resources and not self.nodes and self.gpus is None:
-            yield "resources: give resources, gpus or both"
+            yield "resources: set resources, gpus or both"
 
 
 def name_problems(
@@ -356,7 +356,7 @@ class Settings(
     def _empty_problems(self) -> Iterator[str]:
         watches = isinstance(self.watch, config_watch.Watch) and self.watch.enabled
         if not (self.serves or watches):
-            yield "nothing to do: give resources, gpus, simulated_gpus or watch (enabled: true)"
+            yield "nothing to do: set resources, gpus, simulated_gpus or watch (enabled: true)"
 
     def _socket_problems(self) -> Iterator[str]:
         lists: list[tuple[config_resources.Resource | None, ...]] = [self.resources]

@@ -74,7 +74,7 @@ def plan(
             remaining -= len(unique)
             resource = PlannedResource(name=name, rule=rule, units=unique)
             if planned.setdefault(name, resource) is not resource:
-                problems.append(f"{name}: two rules define it; the first counts")
+                problems.append(f"{name}: two rules define it; the first applies")
     shared = _shared(configured, index)
     problems.extend(_overlaps(planned.values(), shared=shared))
     return Plan(resources=tuple(planned.values()), problems=tuple(dict.fromkeys(problems)))
@@ -85,7 +85,7 @@ def merged(first: Plan, second: Plan) -> Plan:
     names_of_first = {resource.name for resource in first.resources}
     added = [resource for resource in second.resources if resource.name not in names_of_first]
     duplicates = [
-        f"{resource.name}: two rules define it; the first counts"
+        f"{resource.name}: two rules define it; the first applies"
         for resource in second.resources
         if resource.name in names_of_first
     ]

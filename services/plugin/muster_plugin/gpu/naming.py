@@ -57,7 +57,7 @@ def included_gpus(
             included.append(msgspec.structs.replace(physical, mig=tuple(mig_devices)))
     for at, selector in enumerate(excluded):
         if at not in matched and distinct and not is_unreadable(selector, scan):
-            note(f"exclude[{at}]: no GPU here is {rules.exclude[at]}")
+            note(f"exclude[{at}]: no GPU on this node is {rules.exclude[at]}")
     return tuple(included)
 
 
@@ -103,7 +103,7 @@ def _distinct(scan: gpu.Scan, note: NoteProblem) -> Iterator[vocabulary.Gpu]:
         label = gpu_label(physical)
         uuids = [physical.uuid, *(mig.uuid for mig in physical.mig)]
         if len({*uuids}) < len(uuids) or not used.isdisjoint(uuids):
-            note(f"{label}: another device has the same uuid, or one of its MIG devices has")
+            note(f"{label}: its uuid, or that of one of its MIG devices, is not unique")
         elif invalid := next((u for u in uuids if not 0 < len(u) <= _UUID_MAX), None):
             note(f"{label}: {invalid[:_UUID_MAX]!r} is not a uuid of 1 to {_UUID_MAX} characters")
         else:
@@ -152,7 +152,7 @@ def _uniform(gpus: Sequence[vocabulary.Gpu], note: NoteProblem) -> list[vocabula
         if len(profiles) > 1:
             note(
                 f"{gpu_label(physical)}: has MIG devices of profiles {', '.join(profiles)}; "
-                "migStrategy single needs one profile (mixed gives each a name)"
+                "migStrategy single needs one profile (mixed allows several)"
             )
         else:
             kinds[physical.uuid] = "".join(profiles)
@@ -162,7 +162,7 @@ def _uniform(gpus: Sequence[vocabulary.Gpu], note: NoteProblem) -> list[vocabula
         if kinds.get(physical.uuid, most) != most:
             note(
                 f"{gpu_label(physical)}: is {_kind(kinds[physical.uuid])} where most are "
-                f"{_kind(most)}; migStrategy single needs all alike (mixed gives each a name)"
+                f"{_kind(most)}; migStrategy single needs identical GPUs (mixed does not)"
             )
     return [physical for physical in gpus if kinds.get(physical.uuid) == most]
 
@@ -221,7 +221,7 @@ def _name(candidate: Candidate, rules: config_gpus.Gpus, note: NoteProblem) -> s
         return ""
     if _COMPUTE_SLICE.match(profile):
         note(
-            f"{label}: {profile} is a part of a GPU instance, which NVIDIA has no resource for; "
+            f"{label}: {profile} is part of a GPU instance, for which NVIDIA has no resource; "
             "name it in resources, with mig: that profile"
         )
         return ""

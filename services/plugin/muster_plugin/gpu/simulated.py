@@ -161,7 +161,7 @@ class _ScriptLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         """Refuse a line that has both `xid` and `clear`, or neither."""
         if (self.xid is None) == (self.clear is None):
-            raise ValueError("give either xid or clear")
+            raise ValueError("set either xid or clear")
 
 
 class Script(msgspec.Struct, frozen=True, kw_only=True):

@@ -172,7 +172,7 @@ class Handover:
         async with asyncio.timeout(_ANSWER_TIMEOUT_S):
             request = await _receive(reader, Request)
             if request.host == self._predecessor:
-                await _send(writer, Refused("it took over from this very pod"))
+                await _send(writer, Refused("it took over from this pod"))
                 return
         logs.logger().info("handing_over", successor=request.host)
         try:

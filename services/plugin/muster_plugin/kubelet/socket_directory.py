@@ -34,7 +34,7 @@ def both(kubelet: Path) -> list[Path]:
 def problem(directory: Path, *, serves: bool) -> str | None:
     """Return why sockets in a directory cannot be seen, or with `serves` created, or None."""
     if not directory.exists():
-        return f"{directory}: no such directory; is this the node's kubelet directory, mounted?"
+        return f"{directory}: no such directory; is the node's kubelet directory mounted?"
     if not directory.is_dir():
         return f"{directory}: not a directory"
     if not os.access(directory, os.R_OK | os.X_OK):

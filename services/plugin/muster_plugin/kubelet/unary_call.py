@@ -97,9 +97,7 @@ class UnaryAnswer:
     def receive(self, data: bytes) -> None:
         """Process received data; empty data means that the server closed the connection."""
         if not data:
-            self._end(
-                "it closes the connection" if self._total else "it answers nothing and closes"
-            )
+            self._end("it closes the connection" if self._total else "it closes without an answer")
             return
         self._total += len(data)
         self._received += data

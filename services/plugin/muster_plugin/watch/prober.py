@@ -139,7 +139,7 @@ class Prober:
         if error.errno == errno.ECONNREFUSED:
             return _Result(_Answer.REFUSED)
         if error.errno == errno.EAGAIN:
-            return _Result(_Answer.SILENT, "its queue of waiting connections is full")
+            return _Result(_Answer.SILENT, "its backlog of connections is full")
         if error.errno == errno.EPROTOTYPE:
             return _Result(_Answer.WRONG, "it is not a stream socket")
         if error.errno != errno.ENOENT:

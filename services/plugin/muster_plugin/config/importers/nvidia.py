@@ -32,7 +32,7 @@ _TRUE: Final = frozenset({"1", "t", "T", "true", "TRUE", "True"})
 _FALSE: Final = frozenset({"0", "f", "F", "false", "FALSE", "False"})
 """The values of Go's strconv.ParseBool."""
 _GENERAL: Final = (
-    "an Unhealthy GPU recovers on evidence; with NVIDIA only after a restart",
+    "an Unhealthy GPU can recover without a restart of the plugin; with NVIDIA it cannot",
     "an XID makes all affected replicas and MIG devices Unhealthy; with NVIDIA only one of them",
     "a GPU that cannot be read or does not fit is left out; NVIDIA's plugin does not start then",
 )
@@ -78,7 +78,7 @@ def of_process(environment: Mapping[str, str]) -> tuple[Variables, list[str]]:
                 variables.append((name, value))
             elif value not in setting.defaults:
                 is_file = setting is nvidia_settings.CONFIG_FILE
-                why = "give this file with --config" if is_file else setting.instead
+                why = "pass this file with --config" if is_file else setting.instead
                 refused.append(f"{name}: {errors.quoted(value)}: {why}")
     return variables, refused
 

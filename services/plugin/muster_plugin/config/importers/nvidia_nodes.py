@@ -44,7 +44,7 @@ def read(
         problems.append(
             f"{chosen}: no such configuration; available: {known}"
             if default
-            else f"several configurations: {known}; name the one of nodes without the label "
+            else f"several configurations: {known}; name the one for nodes without the label "
             f"{LABEL} with `muster config import --default`, or call it `{_NAMED}`"
         )
     imported: dict[str, peer_file.ImportedConfiguration] = {}
@@ -67,7 +67,7 @@ def read(
             for name in others
         ),
     )
-    unknown = f"a label that names no configuration means {chosen}; NVIDIA's plugin does not start"
+    unknown = f"an unknown label value selects {chosen}; NVIDIA's plugin does not start"
     differences = _merged({name: each.differences for name, each in imported.items()})
     return peer_file.ImportedConfiguration(
         rules=rules,

@@ -25,15 +25,15 @@ CDI_SPEC: Final = (
     "NVIDIA's plugin writes the CDI spec of the GPUs, muster does not: run nvidia-ctk cdi generate "
     "with --vendor k8s.device-plugin.nvidia.com --class gpu on each node"
 )
-_CDI: Final = "muster writes no CDI spec for GPUs; give the option to nvidia-ctk cdi generate"
+_CDI: Final = "muster writes no CDI spec for GPUs; pass the option to nvidia-ctk cdi generate"
 _SHARING: Final = ("timeSlicing", "mps")
 _SHARED: Final = ("renameByDefault", "failRequestsGreaterThanOne", "resources")
 _REPLICATED: Final = ("name", "rename", "devices", "replicas")
 _REPLICAS_MIN: Final = 2
 _NAME_MAX: Final = 63
 _WHOLE: Final = (
-    "compared with the whole name, as since NVIDIA's v0.20; up to v0.19 it meant any part of it: "
-    "write a * before and after it for that"
+    "compared with the whole name, as in NVIDIA's v0.20; up to v0.19 it matched any part; "
+    "to keep that, write a * before and after it"
 )
 _DROPS: Final = "NVIDIA drops it with a warning; with muster it works"
 MPS: Final = (

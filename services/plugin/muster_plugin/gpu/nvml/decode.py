@@ -157,7 +157,7 @@ _CANNOT_INIT: Final[Mapping[int, tuple[gpu.Driver, str]]] = {
         gpu.Driver.FAILED,
         (
             "often the container's device cgroup was rewritten (systemctl daemon-reload); "
-            "it will be tried again; a new container helps"
+            "it will be tried again; restarting the container helps"
         ),
     ),
 }
