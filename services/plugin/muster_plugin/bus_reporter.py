@@ -48,7 +48,7 @@ class BusReporter:
                 await node.taken_back.wait()
                 node.left_bus.clear()
 
-    # What is reported
+    # Reported values
 
     @property
     def config_hash(self) -> str:

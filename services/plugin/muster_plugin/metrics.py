@@ -153,7 +153,7 @@ class Collector(registry.Collector):
             return
         yield _gauge(
             "muster_plugin_watched",
-            "Plugins that muster does not run, by what is wrong with them.",
+            "Plugins that muster does not run, by finding.",
             ["plugin", "kind", "finding"],
             (([each.name, each.kind, each.finding], 1) for each in watcher.watched),
         )

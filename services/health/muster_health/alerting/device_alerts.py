@@ -84,7 +84,7 @@ class DeviceFaults:
 
     @property
     def ended(self) -> Mapping[Group, str]:
-        """Why each ended fault has ended."""
+        """Why each recently ended fault has ended."""
         return self._faults.ended
 
     def restore(self, stored: Iterable[snapshot.KnownFault]) -> None:

@@ -48,7 +48,7 @@ _Faults = dict[AlertKind, dict[str, "Fault"]]
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """The pod of a mount, and what is wrong with the mount."""
+    """The pod of a failed mount, and a description of the failure."""
 
     pod: str
     why: str

@@ -23,12 +23,14 @@ that is waiting or alone is not suspended again for the same suspicion.
 
 (1) It failed in the same manner, shares the cause, and failed before the mass failure was noticed
 or at most 10 s later. A plugin that closed its own connection therefore does not fit a mass failure
-of silent plugins. (2) In the same manner, and with a common cause (a NATS server, a zone, a
-revision), or on more than 10 % of all nodes. Of several causes, the one with the greatest share of
-failed nodes counts. If there is already a mass failure with that cause, it grows. (3) See
-`suspension.Budget`. (4) If the pods on more than 5 nodes of the mass failure are gone, they have
-that in common. (5) Hardly any of its members are suspected any more; or they have had the time to
-recover, and no others have joined for 10 s.
+of silent plugins.
+(2) In the same manner, and with a common cause (a NATS server, a zone, a revision), or on more than
+10 % of all nodes. Of several causes, the one with the greatest share of failed nodes counts. If
+there is already a mass failure with that cause, it grows.
+(3) See `suspension.Budget`.
+(4) If the pods on more than 5 nodes of the mass failure are gone, they have that in common.
+(5) Hardly any of its members are suspected any more; or they have had the time to recover, and no
+others have joined for 10 s.
 """
 
 from collections import Counter

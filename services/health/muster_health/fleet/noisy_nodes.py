@@ -21,7 +21,7 @@ _QUIET_S: Final = 30.0
 _SENDERS_MAX: Final = 8
 _SUSPICIONS_MAX: Final = 60
 _SUSPICIONS_S: Final = 60.0
-"""So many suspicions within this time: a plugin with the usual interval causes at most 5."""
+"""A plugin with the usual interval causes at most 5 suspicions within this time."""
 _NODES_COUNTED_MAX: Final = 20_000
 
 

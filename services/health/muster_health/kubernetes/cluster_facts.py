@@ -168,7 +168,7 @@ def _with_age(shape: objects.Pod, now: datetime | None) -> signals.Pod:
 
 
 def _uids(shape: objects.Pod) -> tuple[str, str]:
-    """Return the uids of a pod: that of a static pod differs on the node and in the API."""
+    """Return the uids of a pod; a static pod has one uid on its node and another in the API."""
     return shape.metadata.uid, shape.annotations.get(_MIRROR_ANNOTATION, "")
 
 
@@ -186,7 +186,7 @@ def _may_serve(shape: _PodWithVolumes, name: str, *more: str) -> bool:
 
 
 def _requests(pod: objects.Pod, resources: Collection[str]) -> bool:
-    """Return whether any container requests one of these resources; so may init containers.
+    """Return whether any container, including init containers and sidecars, requests one of these.
 
     A limit without a request counts as a request (core/v1 defaults.go, SetDefaults_Pod, 1.36).
     """

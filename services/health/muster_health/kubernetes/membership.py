@@ -1,9 +1,9 @@
 """Pure: determines which nodes should run which plugin, since when, and what each node offers.
 
 A plugin belongs on the nodes where the DaemonSet controller would place its pod, or on the nodes
-with configured labels. The watches pass in the objects; `changes` returns only what has changed
-since its last call. Ages count from the later of two times: when an object was created (by the API
-server's clock), or when we first saw that the node should run the plugin.
+with configured labels. The watches pass in the objects; `changes` returns only changes since its
+last call. Ages count from the later of two times: when an object was created (by the API server's
+clock), or when we first saw that the node should run the plugin.
 """
 
 import math

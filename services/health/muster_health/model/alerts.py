@@ -135,7 +135,7 @@ def kind_of(verdict: Verdict) -> AlertKind | None:
 
 
 def severity_of(kind: AlertKind) -> Severity:
-    """Return the severity: critical if pods get no devices or broken ones."""
+    """Return the severity: critical if pods get no devices or broken devices."""
     match kind:
         case (
             AlertKind.PLUGIN_DOWN

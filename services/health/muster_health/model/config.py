@@ -19,7 +19,7 @@ Seconds = Annotated[float, msgspec.Meta(ge=0, le=86_400)]
 
 
 class Detection(msgspec.Struct, frozen=True, kw_only=True):
-    """When silence is suspicious, and what a verdict or a recovery requires."""
+    """The conditions of suspicions, verdicts and recoveries."""
 
     suspicion_beats: Annotated[float, msgspec.Meta(gt=1, le=100)] = 2.5
     """How many intervals without a heartbeat are suspicious; not a whole number, due to jitter."""

@@ -10,7 +10,7 @@ class Refusal(enum.StrEnum):
     UNKNOWN_NODE = "unknown_node"
     """Kubernetes does not know the node."""
     NODES = "nodes"
-    """There are too many nodes, and the Kubernetes API has not said which of them exist."""
+    """There are too many nodes, and the Kubernetes API has not confirmed which of them exist."""
     PLUGINS = "plugins"
     """The node has too many plugins."""
     DEVICES = "devices"

@@ -94,7 +94,7 @@ def may_be_pause(rule: Rule) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
-    """What is wrong with a plugin, and why."""
+    """A verdict on a plugin, with its rule and evidence."""
 
     verdict: Verdict
     rule: Rule
@@ -256,4 +256,4 @@ Step = signals.Probe | signals.AskCluster | Decision | signals.Noted
 """The decisions of the parts of a tracked plugin."""
 
 Effect = Step | Changed | ClockSkewChanged | WatchedReported
-"""What a tracked plugin requests from the detector."""
+"""The requests of a tracked plugin to the detector."""

@@ -39,7 +39,7 @@ class Reason(enum.StrEnum):
 
 
 class Suspicion:
-    """One suspicion: its probes and queries, and their answers or the lack of them."""
+    """One suspicion: its probes and queries, and their answers or timeouts."""
 
     __slots__ = (
         "_asked_again",

@@ -80,7 +80,7 @@ class HeartbeatOrder:
         self.instance, self.seq, self.interval_s = instance, seq, interval_s
 
     def observe(self, heartbeat: vocabulary.Heartbeat, now: float) -> Freshness:
-        """Return what the heartbeat proves; record the heartbeat unless it is stale."""
+        """Return how much the heartbeat proves; record the heartbeat unless it is stale."""
         quiet_s = None if self._arrived_at is None else now - self._arrived_at
         interval_s = max(heartbeat.interval_s, INTERVAL_MIN_S)
         if heartbeat.instance == self.instance:
@@ -206,7 +206,7 @@ class Connections:
 
 @dataclass(slots=True, eq=False)
 class ClockOffset:
-    """The offset of a node's clock from ours; 3 heartbeats change `is_skewed`, at `since`."""
+    """The offset of a node's clock from ours; 3 heartbeats in a row change `is_skewed`."""
 
     seconds: float = 0.0
     is_skewed: bool = False
@@ -270,7 +270,7 @@ class Liveness:
         self.restart_wait(now)
 
     def observe(self, heartbeat: vocabulary.Heartbeat, now: float) -> Freshness:
-        """Return what a heartbeat proves; the caller decides whether it is a sign of life."""
+        """Return how much a heartbeat proves; the caller decides whether it is a sign of life."""
         interval_s = self.order.interval_s
         freshness = self.order.observe(heartbeat, now)
         self.is_due_sooner = self.order.interval_s < interval_s or self._window_s > 0.0

@@ -12,12 +12,13 @@
 | DEGRADED     | a health checker, its event loop or its heartbeats are late | `degraded_s`     |
 
 (1) The kubelet reports changed devices and new registrations only every 10 s. If the plugin's last
-change is longer ago, the node itself has changed, and the repair time applies. (2) A DaemonSet with
-`maxSurge` starts the new pod before it ends the old one. (3) Or over 3 intervals, if these are
-longer; or it has been registered for that long without any self-probe. (4) The kubelet is being
-upgraded or is starting. No plugin can repair that, and all register by themselves once the kubelet
-is back. From then on they have their repair time. (5) Kubernetes is asked: a kubelet with a stale
-lease is dead, and the plugin is not at fault.
+change is longer ago, the node itself has changed, and the repair time applies.
+(2) A DaemonSet with `maxSurge` starts the new pod before it ends the old one.
+(3) Or over 3 intervals, if these are longer; or it has been registered for that long without any
+self-probe.
+(4) The kubelet is being upgraded or is starting. No plugin can repair that, and all register by
+themselves once the kubelet is back. From then on they have their repair time.
+(5) Kubernetes is asked: a kubelet with a stale lease is dead, and the plugin is not at fault.
 
 STUCK comes first, because a plugin that does not answer cannot be registered either. A plugin that
 has only just started has `starting_s` to register.
@@ -41,7 +42,7 @@ _NO_STREAM: Final = {
     True: "the kubelet has no ListAndWatch stream open",
     False: "the kubelet has not registered it",
 }
-"""By whether the resource is an extended one, which is what a device plugin serves."""
+"""By whether the resource is an extended resource, the kind that device plugins serve."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -272,7 +272,7 @@ class WatchedMachine(verdict.VerdictMachine):
 
     @property
     def _lost_at(self) -> float:
-        """Return when to stop waiting for an answer that our own code owes."""
+        """Return when to stop waiting for an answer that our own code should send."""
         lost_s = self.context.settings.probe_timeout_s + _ANSWER_LOST_S
         return self._ask_not_before - _ASK_PACE_S + lost_s
 

@@ -33,8 +33,8 @@ def replay(
     Two policies are replayed: the recorded one, which health used at the time, and that of
     --policy. The output shows alerts that only one of them raises, and alerts that come later or
     sooner; equal alerts are only counted. If a replay of the recorded policy does not raise the
-    alerts that were published, these differences come first. Another policy sends other probes and
-    queries than the recorded ones: the last line counts how they were answered.
+    alerts that were published, these differences come first. Another policy may send probes and
+    queries that were not recorded: the last line counts how they were answered.
 
     The exit code is 0, or 2 if a file cannot be used.
 
@@ -50,7 +50,6 @@ def replay(
         (2026-11-21T03:00:00Z).
     json
         Print one JSON object.
-
     """
     from muster_health.model import config  # noqa: PLC0415  # a command imports what it needs when it is called
     from muster_health.replay import player, recorder, recording  # noqa: PLC0415  # as above

@@ -148,7 +148,7 @@ def _nvidia(
 
 
 def _nvidia_content(documents: Sequence[Any]) -> peer_file.ManifestContent | None:
-    """Return what manifests or Helm values contain; None if the documents are neither."""
+    """Return the content of manifests or Helm values; None for other documents."""
     content = peer_file.find_in_manifests(documents)
     if content is None:
         return helm_values.of_nvidia(documents[0]) if len(documents) == 1 else None

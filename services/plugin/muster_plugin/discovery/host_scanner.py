@@ -34,7 +34,7 @@ _SHARE: Final = 0.2
 
 
 class HostScanner:
-    """Scans the devices of this host that rules may match; keeps the last result."""
+    """Scans the devices of this host that rules may match; stores the last result."""
 
     def __init__(self) -> None:
         self.directories: frozenset[Path] = frozenset()

@@ -53,8 +53,9 @@ async def scan_times(
 ) -> AsyncGenerator[None, None]:
     """Yield whenever a scan is due: at once, after every change, and at least every `period_s`.
 
-    Changes rarely come alone: all changes within `settle_s` of the first cause one scan. Scans take
-    at most `share` of the time, however many changes there are. Setting `changed` requests a scan.
+    Changes often come in bursts, so all changes within `settle_s` of the first cause one scan.
+    Scans take at most `share` of the time, however many changes there are. Setting `changed`
+    requests a scan.
 
     `directories` is called again after every scan. A directory that is watched for the first time
     causes another scan, because changes before the watch were not seen. While a directory cannot be

@@ -59,8 +59,8 @@ def plan(
     """Plan the present units of every resource.
 
     A resource with `per_match` is several planned resources, one for each match. If two matches
-    want the same name, it goes to the match that has it already (`current_names`). Never raises: an
-    impossible unit is left out, with a problem that names it.
+    would have the same name, the match that already has it keeps it (`current_names`). Never
+    raises: an impossible unit is left out, with a problem that names it.
     """
     index = scan_result.NodeIndex(result.nodes)
     problems = list(result.problems)

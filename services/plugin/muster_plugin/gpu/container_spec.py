@@ -1,6 +1,6 @@
 """Pure: composes a container's response for its GPUs, as NVIDIA's device plugin would.
 
-Sources: k8s-device-plugin 1b826ac, internal/plugin/server.go getAllocateResponse and what it calls,
+Sources: k8s-device-plugin 1b826ac, internal/plugin/server.go getAllocateResponse and its callees,
 internal/cdi/cdi.go, internal/rm/rm.go ValidateRequest. There are three intended differences:
 devices are in the order of the request, not in random order; a device node is listed once, not once
 for each replica; IMEX channels and control nodes are listed only if they exist on the host at that

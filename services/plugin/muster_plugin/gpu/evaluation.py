@@ -24,7 +24,7 @@ _PROBLEMS_LOGGED_MAX: Final = 100
 
 
 class Source(Protocol):
-    """Observes GPUs: NVML, or a simulation."""
+    """A source of GPU observations: NVML or a simulation."""
 
     @property
     def checked_at(self) -> Mapping[str, float]:

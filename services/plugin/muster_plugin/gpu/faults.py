@@ -84,7 +84,7 @@ _COUNTER_RESET: Final = "its error counter was reset"
 
 
 class EndsWhen(enum.StrEnum):
-    """When a signal's fault ends: once polls rule it out, after a quiet time too, or never."""
+    """When a signal's fault ends: when polls rule it out, perhaps after a quiet time, or never."""
 
     DENIED = "denied"
     QUIET = "quiet"

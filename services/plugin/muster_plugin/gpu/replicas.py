@@ -1,4 +1,4 @@
-"""Pure: plans the devices of GPU resources: each GPU or MIG device, or the replicas of it.
+"""Pure: plans the devices of GPU resources: GPUs, MIG devices, and replicas of shared devices.
 
 A device that is not shared is one unit with the uuid as its id. A shared device is several units,
 `<uuid>::0` and so on, as in NVIDIA's plugin (internal/rm/devices.go, v0.20). These functions never

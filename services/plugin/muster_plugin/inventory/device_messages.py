@@ -148,7 +148,7 @@ def _group_facts(
 
 
 class Listing(msgspec.Struct, frozen=True):
-    """A list of devices; `problem` says what had to be left out, if anything."""
+    """A list of devices; `problem` describes omitted devices, and is empty if there are none."""
 
     devices: tuple[vocabulary.Device, ...]
     problem: str = ""

@@ -22,7 +22,7 @@ from muster_plugin.model import advertised, gpu
 
 
 class Snapshot(NamedTuple):
-    """The whole inventory as an event; `problem` says what had to be left out, if anything."""
+    """The whole inventory as an event; `problem` describes omitted devices, if any."""
 
     event: vocabulary.InventoryReported
     problem: str

@@ -170,7 +170,7 @@ class PodResourcesCheck:
         """
         missing, unexpected = differing
         if sent_at is None or not (missing or unexpected):
-            # the kubelet cannot list what it was never sent
+            # the kubelet cannot list devices that it was never sent
             return ""
         began = sent_at if sent_at > self._compared_at else now
         since = {name: since_before.get(name, began) for name in missing | unexpected}

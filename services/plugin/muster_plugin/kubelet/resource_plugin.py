@@ -35,7 +35,7 @@ _PROCESS: Final = os.urandom(settings.PROCESS_BYTES).hex()
 
 
 class Observer(server.Observer, Protocol):
-    """Receives what a resource plugin reports to the node."""
+    """Receives the reports of a resource plugin."""
 
     def on_listing_changed(self, resource: str, report: model.ListingChange, endpoint: str) -> None:
         """React to the kubelet listing a resource, or losing it."""

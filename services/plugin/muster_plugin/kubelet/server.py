@@ -248,7 +248,7 @@ class Endpoint:
     ) -> dp.AllocateResponse:
         """Allocate from memory, or refuse ids that do not exist.
 
-        A device is refused only if it is gone; the kubelet has then already been told so
+        A device is refused only if it is gone; the kubelet has then already received the change
         (`Observer.missing_paths`).
         """
         started = time.perf_counter()

@@ -235,7 +235,7 @@ class ResourceLocks:
 
 
 def _locked(path: Path) -> int:
-    """Return a descriptor that holds the lock of the file at this path. Raises OSError."""
+    """Lock the file at this path; return its descriptor. Raises OSError."""
     for _ in range(_LOCK_TRIES_MAX):
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:

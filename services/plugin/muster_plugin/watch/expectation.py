@@ -68,7 +68,7 @@ class Expectations:
         return resource in self.learned or resource not in self._registered
 
     def had(self, resource: str) -> int:
-        """Return the last count above 0 that this process saw listed; 0 if there was none."""
+        """Return the last listed count above 0, since this process started; 0 if there was none."""
         return self._had.get(resource, 0)
 
     @property

@@ -1,4 +1,4 @@
-"""Pure: decides what is wrong with one watched plugin; a state machine.
+"""Pure: the state machine that decides what is wrong with one watched plugin.
 
 A finding begins when its condition has held continuously for a time, and ends as soon as nothing is
 wrong any more. The first matching row applies:
@@ -50,8 +50,8 @@ class Server(enum.StrEnum):
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
     """The current facts about one plugin; None means unknown.
 
-    `listed` and `expected` are how many devices the kubelet lists and should list. `detail` says
-    what is wrong with the server; `rival` describes two processes that serve the same resource.
+    `listed` and `expected` are how many devices the kubelet lists and should list. `detail`
+    describes the server's problem; `rival` describes two processes that serve the same resource.
     While `is_held`, no finding begins.
     """
 
@@ -142,7 +142,7 @@ def _counts(facts: Facts) -> str:
 
 
 class FindingMachine:
-    """The finding about one plugin; `text` says what was observed, empty if nothing is wrong."""
+    """The finding about one plugin; `text` describes it, and is empty if nothing is wrong."""
 
     def __init__(self, holds: Holds) -> None:
         self.finding = _Finding.NONE

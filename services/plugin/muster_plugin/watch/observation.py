@@ -82,7 +82,7 @@ class Driver(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Probed(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of one probe of the socket at `path`; `detail` says what was wrong.
+    """The result of one probe of the socket at `path`; `detail` describes the problem.
 
     `driver` is a registration socket's own description; `answer` is then REFUSED or MISSING if
     nothing serves the driver's endpoint.

@@ -282,7 +282,7 @@ class Sockets:
     def __init__(self) -> None:
         self._by_path: dict[str, Socket] = {}
         self._waiting: dict[str, observation.SocketFile] = {}
-        """The files that wait until fewer sockets are watched than SOCKETS_MAX."""
+        """The socket files that wait because SOCKETS_MAX sockets are already watched."""
         self._dead: set[tuple[str, str]] = set()
         """The path and identity of dead files that are no longer watched."""
         self.has_changed = False

@@ -239,7 +239,7 @@ class Watcher:
                     timeout_s=_FILES_TIMEOUT_S,
                 )
 
-    # Limits of what can be observed
+    # Limits of observation
 
     @contextlib.contextmanager
     def _noting(self, text: str) -> Iterator[None]:
@@ -251,7 +251,7 @@ class Watcher:
             self._note(f"{text}: {error}")
 
     def _note(self, problem: str) -> None:
-        """Log, once, a limit of what can be observed."""
+        """Log, once, that something cannot be observed."""
         if problem not in self._noted and len(self._noted) < _NOTED_MAX:
             self._noted.add(problem)
             logs.logger().warning("watch_limited", problem=problem)

@@ -37,7 +37,7 @@ _Keys = dict[str, str]
 """The peer's key for each of muster's keys, where they differ."""
 
 _GENERIC_DIFFERENCES: Final = (
-    "devices are detected as soon as they come or go; generic scans every 5 s",
+    "devices are detected as soon as they appear or disappear; generic scans every 5 s",
     "a device that vanishes is Unhealthy for 60 s, then dropped; generic drops it at once",
     "device ids name the device (ttyUSB0-0); generic's are hashes; both are stable",
     "containers also get MUSTER_DEVICES_<RESOURCE>, which names their devices; env: '' omits it",
@@ -46,7 +46,7 @@ _GENERIC_DIFFERENCES: Final = (
 SMARTER_DOMAIN: Final = "smarter-devices"
 _JETSON: Final = "nvidia-gpu"
 _SMARTER_DIFFERENCES: Final = (
-    "devices are detected as soon as they come or go; smarter reads /dev only when it starts",
+    "devices are detected as soon as they appear or disappear; smarter reads /dev only when it starts",
     "a device that vanishes is Unhealthy; smarter keeps allocating its path",
     "device ids are stable and name the device (video0-3); smarter's are 0 to N-1",
     "a name that the kubelet would refuse is changed; with smarter the kubelet refuses it",

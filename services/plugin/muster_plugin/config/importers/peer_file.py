@@ -57,14 +57,14 @@ class Reader:
         self.problems.append(_printable(f"{path}: {problem}" if path else problem))
 
     def note_difference(self, path: str, difference: str) -> None:
-        """Record a difference between the two plugins' behaviour, unless it is already recorded."""
+        """Record, once, a difference between the behaviour of the two plugins."""
         line = _printable(f"{path}: {difference}")
         if line not in self._noted:
             self._noted.add(line)
             self.differences.append(line)
 
     def note_loss(self, path: str, loss: str) -> None:
-        """Record what the other plugin does and muster will not, unless it is already recorded."""
+        """Record, once, something that the other plugin does and muster will not do."""
         line = _printable(f"{path}: {loss}")
         if line not in self.losses:
             self.losses.append(line)

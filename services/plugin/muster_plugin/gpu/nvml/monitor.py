@@ -70,7 +70,7 @@ class InflightCalls:
     def _returned(self, task: "asyncio.Task[object]") -> None:
         self._tasks.discard(task)
         if not task.cancelled():
-            task.exception()  # marks it as retrieved; a task that awaits still gets it
+            task.exception()  # marks the exception as retrieved; awaiting tasks still receive it
 
 
 class EventQueue:
