@@ -45,7 +45,7 @@ def test_a_successor_is_listed_before_the_predecessor_ends(root: Path) -> None:
                 started = await second.said("handover_started")
                 assert started["predecessor"] == socket.gethostname()
                 await second.said("handover_finished")
-                await first.said("handed_over", successor=socket.gethostname())
+                await first.said("resources_handed_over", successor=socket.gethostname())
                 await until_allocatable(kubelet, ONE, 1)
                 await until_allocatable(kubelet, TWO, 1)
                 await first.stop()

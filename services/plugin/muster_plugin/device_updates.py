@@ -103,9 +103,9 @@ class EventLog:
             self._findings[watched.name] = watched.finding
         log = self._log.bind(watched=watched.name, kind=watched.kind)
         if event.gone:
-            log.info("plugin_no_longer_watched")
+            log.info("plugin_watch_ended")
         elif watched.finding not in {before, nothing}:
-            log.warning("watched_plugin_failing", finding=watched.finding, observed=watched.text)
+            log.warning("watched_plugin_failed", finding=watched.finding, observed=watched.text)
         elif before is None:
             log.info("plugin_watched", socket=watched.socket)
         elif watched.finding is not before:
@@ -170,9 +170,9 @@ class EventLog:
             return False
         self._shortages[resource] = shortage
         if shortage:
-            self._log.warning("too_few_devices", resource=resource, problem=shortage)
+            self._log.warning("device_shortage_detected", resource=resource, problem=shortage)
         else:
-            self._log.info("enough_devices", resource=resource)
+            self._log.info("device_shortage_resolved", resource=resource)
         self._publish(
             vocabulary.ExpectationChanged(**self._origin(), resource=resource, short=shortage)
         )

@@ -194,7 +194,7 @@ class Collector(registry.Collector):
         )
         yield _gauge(
             "muster_plugin_configuration_refused_timestamp_seconds",
-            "Since when the configuration file has been unusable; 0 if it is usable.",
+            "When the configuration file became unusable; 0 if it is usable.",
             samples=[([], metrics.timestamp(log.configuration_rejected_at))],
         )
 

@@ -46,7 +46,7 @@ class Notified:
     def problem(self, now: float) -> str:
         """Return why nobody may be notified; empty if somebody is, or it is too early to know."""
         if now > self._due:
-            return "no notifier has published its receivers: it does not run, or not with NATS"
+            return "no notifier has published its receivers: none is running with NATS"
         if self._receivers is None:
             return ""
         nobody = "" if set(self._receivers.values()) - {vocabulary.CONSOLE} else _NOBODY

@@ -201,12 +201,12 @@ class KeyedExecutor:
         return max((now - at for at in self._started_at if at is not None), default=0.0)
 
     async def submit(self, node: str, action: Action) -> None:
-        """Run an action after all that were submitted earlier for the same node."""
+        """Run an action after all actions that were submitted earlier for the same node."""
         queue = 1 + zlib.crc32(node.encode()) % _QUEUES
         await self._submit(queue, action)
 
     async def submit_after_all(self, action: Action) -> None:
-        """Run an action after all that were submitted earlier for any node."""
+        """Run an action after all actions that were submitted earlier for any node."""
         before = list(self._submitted)
 
         def is_everything_done() -> bool:

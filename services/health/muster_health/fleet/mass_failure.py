@@ -48,7 +48,7 @@ _LASTS_MAX: Final = 10
 _SHOWN_MAX: Final = 4
 
 Sizes = Callable[[], Mapping[str, int]]
-"""Returns on how many nodes there is a plugin with each cause."""
+"""Returns the number of nodes with each cause."""
 Group = tuple[str, steps.Manner]
 
 

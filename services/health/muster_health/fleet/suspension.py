@@ -258,7 +258,7 @@ class Suspensions:
         return [self._plugins[key] for key in keys if key in self._held]
 
     def _group_sizes(self, now: float) -> Mapping[str, int]:
-        """Return on how many nodes there is a plugin with each cause, as of at most 10 s ago."""
+        """Return the number of nodes with each cause, as counted at most 10 s ago."""
         counted_at, sizes = self._sizes
         if now - counted_at >= _SIZES_S:
             sizes = Counter(

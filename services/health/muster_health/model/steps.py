@@ -225,7 +225,7 @@ class Changed:
 
 @dataclass(frozen=True, slots=True)
 class ClockSkewChanged:
-    """The clock of the plugin's node has begun or ceased to differ from ours."""
+    """The clock of the plugin's node began or ceased to differ from ours."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -167,7 +167,7 @@ class DeviceCounts:
 
 
 def _is_divided(gained: set[str], lost: set[str]) -> bool:
-    """Return whether GPUs were repartitioned: their parts are separate resources."""
+    """Return whether GPUs were repartitioned, which replaces resources by other resources."""
     if not any(_PART in name for name in gained | lost):
         return False
     domains = {name.partition("/")[0] for name in gained}

@@ -191,7 +191,7 @@ def is_well(
     offers: Mapping[str, signals.Offer] | None,
     settings: config.Detection,
 ) -> bool:
-    """Return whether `problems.worst` would find nothing; a quick check that may return False."""
+    """Check quickly that `problems.worst` would find nothing; a False result is not conclusive."""
     for resource in heartbeat.resources:
         if not resource.streams or not resource.probe_ok or resource.problem or resource.mismatch:
             return False

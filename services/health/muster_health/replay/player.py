@@ -327,7 +327,7 @@ class AnswerBook:
             return Reply("probe: nothing recorded, so no answer", probe.timeout_s, failed)
         timed_out = isinstance(nearest, signals.ProbeFailed) and nearest.subscribed
         return Reply(
-            "probe: like the nearest recorded one",
+            "probe: like the nearest recorded probe",
             probe.timeout_s if timed_out else _ANSWER_S,
             replace(nearest, number=probe.number),
         )

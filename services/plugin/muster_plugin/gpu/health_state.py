@@ -38,7 +38,7 @@ from muster_plugin.model import gpu
 
 OVERDUE_POLLS: Final = 3
 OVERDUE_MIN_S: Final = 30.0
-"""A GPU is unmonitored after this time, and this many poll intervals, without a poll."""
+"""A GPU without a poll for this time, and for this many intervals, is unmonitored."""
 UNANSWERED: Final = "unanswered"
 UNWATCHED: Final = "unwatched"
 UNPOLLED: Final = "unpolled"

@@ -38,7 +38,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
 def included_gpus(
     scan: gpu.Scan, rules: config_gpus.Gpus, note: NoteProblem
 ) -> tuple[vocabulary.Gpu, ...]:
-    """Return the GPUs that are not excluded, by index; note selectors that match nothing."""
+    """Return the GPUs that are not excluded, by index; report selectors that match nothing."""
     distinct = [*_distinct(scan, note)]
     excluded = [gpu.parse_selector(text, products=True) for text in rules.exclude]
     matched: set[int] = set()
@@ -131,7 +131,7 @@ def _candidates(
 
 
 def _partitioned(gpus: Iterable[vocabulary.Gpu], note: NoteProblem) -> list[vocabulary.Gpu]:
-    """Leave out GPUs in MIG mode that have no MIG device to advertise."""
+    """Return the GPUs without those in MIG mode that have no MIG device to advertise."""
     usable = []
     for physical in gpus:
         if physical.mig_enabled and not physical.mig:
@@ -207,7 +207,7 @@ def _mig_devices(
 
 
 def _name(candidate: Candidate, rules: config_gpus.Gpus, note: NoteProblem) -> str:
-    """Return the resource name of a device; empty, after noting why, if it has none."""
+    """Return the resource name of a device; if it has none, report why and return ""."""
     profile = candidate.profile
     for naming in rules.resources:
         pattern = naming.mig if profile else naming.product

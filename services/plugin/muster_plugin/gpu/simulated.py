@@ -119,7 +119,7 @@ class SimulatedSource:
     ) -> None:
         index, xid = fault
         if index >= len(self._gpus):
-            self._log.warning("fault_script_unknown_gpu", device=index, xid=xid)
+            self._log.warning("fault_script_gpu_not_found", device=index, xid=xid)
             return
         part = gpu.Part(gpu=self._gpus[index].uuid)
         observer(gpu.Xid(part=part, xid=xid, at=datetime.now(UTC)))

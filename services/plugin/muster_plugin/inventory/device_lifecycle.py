@@ -135,7 +135,7 @@ class Observed(msgspec.Struct, frozen=True):
 
 
 class Reconfigured(msgspec.Struct, frozen=True):
-    """The rules changed, and now configure these units; an `Observed` follows."""
+    """The rules changed, and now configure these units; an `Observed` event follows."""
 
     units: tuple[advertised.Unit, ...]
 

@@ -59,7 +59,7 @@ class Allocator:
         `present` are the `optional_paths` that exist now, and `annotation` is a unique name.
 
         Health is not checked: the kubelet offers only Healthy devices, and a refusal would make it
-        fail one pod after the other (kubelet devicemanager/manager.go).
+        fail one pod after another (kubelet devicemanager/manager.go).
         """
         requested = [self._units(ids) for ids in containers]
         answers = [

@@ -172,14 +172,14 @@ class Handover:
             if request.host == self._predecessor:
                 await _send(writer, Refused("it took over from this pod"))
                 return
-        logs.logger().info("handing_over", successor=request.host)
+        logs.logger().info("handover_accepted", successor=request.host)
         try:
             released = Released(socket.gethostname(), await self._served.hand_over())
             async with asyncio.timeout(_FINISH_TIMEOUT_S):
                 await _send(writer, released)
                 await _receive(reader, Finish)
             await self._served.end_handed_over()
-            logs.logger().info("handed_over", successor=request.host)
+            logs.logger().info("resources_handed_over", successor=request.host)
             await _send(writer, Finished())
             await reader.read()
         except (OSError, ValueError, TimeoutError) as error:

@@ -12,7 +12,7 @@ RESOURCES_MAX: Final = 256
 FORGOTTEN_S: Final = 24 * 3600.0
 """A plugin whose socket and devices have been gone for this long counts as uninstalled."""
 AWAY_S: Final = 300.0
-"""A kubelet that is away for longer is not just restarting, so findings begin again."""
+"""A kubelet that is away for longer is not just restarting: findings are no longer held."""
 TOGETHER_S: Final = 5.0
 """Sockets and resources that appear or disappear within this time belong together."""
 
@@ -102,7 +102,7 @@ class Listings:
         return max(times) + self._settles_s
 
     def record_kubelet(self, age_s: float | None, identity: str, now: float) -> None:
-        """Record the age and the identity of the kubelet's socket; None if there is no socket.
+        """Record the identity of the kubelet's socket and its age, which is None without a socket.
 
         Only the age of a new socket counts: after the clock was set back, an old socket looks new.
         """

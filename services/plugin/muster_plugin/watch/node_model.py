@@ -194,7 +194,7 @@ class NodeModel:
     # Which socket serves which resource
 
     def _sockets_by_name(self, now: float) -> dict[str, list[sockets.Socket]]:
-        """Return the sockets of each resource or driver; those of neither by their own names."""
+        """Return the sockets of each resource or driver; others are keyed by their own names."""
         self._learn_names(now)
         by_name: dict[str, list[sockets.Socket]] = {}
         for socket in self._sockets:

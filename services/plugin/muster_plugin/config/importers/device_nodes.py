@@ -46,7 +46,7 @@ _GENERIC_DIFFERENCES: Final = (
 SMARTER_DOMAIN: Final = "smarter-devices"
 _JETSON: Final = "nvidia-gpu"
 _SMARTER_DIFFERENCES: Final = (
-    "devices are detected as soon as they appear or disappear; smarter reads /dev only when it starts",
+    "devices are detected as soon as they appear or disappear; smarter reads /dev only at startup",
     "a device that vanishes is Unhealthy; smarter keeps allocating its path",
     "device ids are stable and name the device (video0-3); smarter's are 0 to N-1",
     "a name that the kubelet would refuse is changed; with smarter the kubelet refuses it",

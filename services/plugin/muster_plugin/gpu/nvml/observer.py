@@ -101,7 +101,7 @@ class NvmlSource:
         if self._session is not None:
             self._session.events.stop()
         if not await self._calls.wait_all(self._timeouts.close_s):
-            self._log.warning("nvml_shutdown_hangs", waited_s=self._timeouts.close_s)
+            self._log.warning("nvml_shutdown_timed_out", waited_s=self._timeouts.close_s)
             return
         session = self._session or (self._starting and self._starting.result().session)
         if session:
@@ -180,7 +180,7 @@ class NvmlSource:
             closed = self._calls.start(self._lane, self._close_all)
             if (await asyncio.wait([closed], timeout=abandon_s))[0]:
                 return
-            self._log.error("nvml_shutdown_hangs", waited_s=abandon_s)
+            self._log.error("nvml_shutdown_timed_out", waited_s=abandon_s)
         else:
             return
         self._calls, self._lane = monitor.InflightCalls(), blocking.Serial()
