@@ -96,7 +96,7 @@ class FleetClocks:
     def compare(
         self, changed: tracked_plugin.TrackedPlugin
     ) -> list[tracked_plugin.TrackedPlugin] | None:
-        """Record whether a clock is skewed; return all skewed if our own clock's state changes."""
+        """Record whether a clock is skewed; return all skewed plugins if that affects our clock."""
         self.forget(changed)
         if changed.clock.is_skewed:
             self._skewed_keys.add(changed.key)

@@ -75,7 +75,7 @@ class Service(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Observer(Protocol):
-    """The node, as the kubelet's calls need it to check paths and to report allocations."""
+    """The node's part in the kubelet's calls: it checks paths and receives allocations."""
 
     async def missing_paths(self, paths: Sequence[str]) -> str:
         """Return the missing host paths as text, after advertising their loss; empty if none.

@@ -32,7 +32,7 @@ def both(kubelet: Path) -> list[Path]:
 
 
 def problem(directory: Path, *, serves: bool) -> str | None:
-    """Return why sockets in a directory cannot be seen, or with `serves` created, or None."""
+    """Return why a socket directory is unusable, or None; with `serves` it must be writable."""
     if not directory.exists():
         return f"{directory}: no such directory; is the node's kubelet directory mounted?"
     if not directory.is_dir():

@@ -58,7 +58,7 @@ class Socket:
         self.servers = 0
         """How many processes have served this path."""
         self._ended, self._ended_at = "", -math.inf
-        """The identity of the last process that ended, and when it did."""
+        """The identity of the last process that ended, and the time."""
         self._backoff = backoff.ProbeBackoff()
         self._refusals = 0
         self._asked_at: float | None = None
