@@ -29,7 +29,7 @@ def test_a_gpu_lost_at_the_start_costs_the_other_seven_nothing() -> None:
             assert reported is not None
             assert [device.uuid for device in reported.gpus] == [*devices]
             assert reported.problem == "GPU 3 cannot be read: GPU_IS_LOST"
-            problem = await plugin.logged("device_problem")
+            problem = await plugin.logged("device_problem_detected")
             assert problem["problem"] == reported.problem
 
     node.run(story)

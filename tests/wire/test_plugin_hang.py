@@ -157,7 +157,7 @@ def test_a_mount_that_hangs_at_the_start_hides_only_its_own_devices(root: Path) 
                 stand_in.Kubelet(directory=root, node="node-a") as kubelet,
                 plugin(root) as process,
             ):
-                said = await process.said("device_problem")
+                said = await process.said("device_problem_detected")
                 lib = root / "mnt/lib"
                 assert said["problem"] == f"{lib}: the scan hangs; the last result is used"
                 await until_allocatable(kubelet, "a.example/null", 1)

@@ -267,7 +267,7 @@ def test_with_a_low_limit_of_open_files_the_resources_that_fit_are_served(root: 
                 *limits, "--config", str(file), stdout=pipe, stderr=pipe
             )
             process = plugin_process.Plugin(started)
-            problem = await process.said("device_problem")
+            problem = await process.said("device_problem_detected")
             assert str(problem["problem"]).startswith("30 resources are more than the 9 that the ")
             await process.said("listening")
             node = await kubelet.until(lambda state: len(state.resources) == len(own))

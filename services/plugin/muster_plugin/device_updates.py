@@ -158,7 +158,7 @@ class EventLog:
         self._problems = now
         for problem, holds in changes:
             if holds:
-                self._log.warning("device_problem", problem=problem)
+                self._log.warning("device_problem_detected", problem=problem)
             else:
                 self._log.info("device_problem_resolved", problem=problem)
             self._publish(vocabulary.ProblemChanged(**self._origin(), problem=problem, holds=holds))

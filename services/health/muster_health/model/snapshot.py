@@ -94,7 +94,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     bad: tuple[KnownFault, ...] = ()
     """Devices with faults."""
     had: tuple[tuple[str, int], ...] = ()
-    """The expected number of devices by resource; `configuration` is the hash it belongs to."""
+    """The expected number of devices by resource, under the configuration `configuration`."""
     configuration: str = ""
     refused: KnownRefusal | None = None
     """The configuration that the plugin refused, until another one is in force."""

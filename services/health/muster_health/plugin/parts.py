@@ -1,6 +1,6 @@
 """Pure: combines the parts of one tracked plugin; saves, restores and shows their state.
 
-The parts do not know this class. `tracked_plugin` extends it, and passes events to the parts.
+The parts do not depend on this class. `tracked_plugin` extends it, and passes events to the parts.
 """
 
 from dataclasses import dataclass
