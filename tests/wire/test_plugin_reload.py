@@ -191,7 +191,7 @@ def test_a_second_plugin_for_the_same_resource_refuses_to_start(root: Path) -> N
                     2,
                     (
                         f"muster-plugin: another plugin on this node serves {owner}; stop that "
-                        "plugin first, or let this one wait for it with handover_s (now 0)\n"
+                        "plugin first, or set handover_s to wait for it (now 0)\n"
                     ),
                 )
 
