@@ -1,10 +1,10 @@
-"""Adapter: docs/performance.md: runs every benchmark and writes its tables and plots.
+"""Adapter: files: runs every benchmark, and writes docs/performance.md with tables and plots.
 
-    python -m bench [--only NAME,NAME]
+python -m bench [--only NAME,NAME]
 
-The figures of each are kept in build/bench, so that one can be run again without the others; of
-one that has none there, the page keeps its section. It takes more than an hour on two cores. The
-plots need matplotlib, which the extra `bench` brings.
+The figures of each benchmark are stored in build/bench, so that a single benchmark can be run
+again. A benchmark without stored figures keeps its section of the page. All of them take more than
+an hour on two cores. The plots need matplotlib (extra `bench`).
 """
 
 import argparse
@@ -42,7 +42,7 @@ _RUNS: Final = {
     "scale": (),
     "demo": ("--quick",),
 }
-"""What `make bench` runs, with which options: the order of the page."""
+"""The benchmarks of `make bench` with their options, in the order of the page."""
 _SUBJECTS: Final = {
     "plugin": "The plugin: start, cost, recovery",
     "gpu": "The plugin with eight GPUs (a stand-in for NVML)",
@@ -115,7 +115,7 @@ def _sections(page: str) -> dict[str, str]:
 def _page(
     results: dict[str, Any], drawn: dict[str, list[tuple[str, str]]], before: dict[str, str]
 ) -> Iterator[str]:
-    """Yield the page: what was measured, and the sections `before` of all others."""
+    """Yield the page: sections for the results, and the sections `before` for all others."""
     yield _HEAD
     for name, subject in _SUBJECTS.items():
         if name not in results and subject in before:

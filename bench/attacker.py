@@ -1,10 +1,10 @@
-"""Adapter: NATS: one compromised node, as fast as it can: the other side of `bench.hostile`.
+"""Adapter: NATS: simulates one compromised node at full speed, for `bench.hostile`.
 
-    python -m bench.attacker --url nats://...,nats://... --tokens FILE --node NAME --attack large
+python -m bench.attacker --url nats://...,nats://... --tokens FILE --node NAME --attack large
 
-It speaks the protocol of nats-server by itself, over TLS (NATS_CA), with the token of its node, and
-prints `listening` once its plugin is there as any other. `go` on stdin begins the attack and `stop`
-ends it; then it prints what it sent, and what it was refused.
+It implements nats-server's protocol itself, over TLS (NATS_CA), with its node's token, and prints
+`listening` once its plugin is connected like any other. `go` on stdin starts the attack, and `stop`
+ends it; then it prints the counts of sent messages and of refusals.
 """
 
 import argparse
@@ -37,7 +37,7 @@ _OPEN_S: Final = 5.0
 
 
 class _Link(asyncio.Protocol):
-    """One connection; `error` is the server's last word."""
+    """One connection; `error` is the last error from the server."""
 
     def __init__(self, attacker: "Attacker", name: str, words: bytes = b"") -> None:
         self.error = ""
@@ -50,7 +50,7 @@ class _Link(asyncio.Protocol):
         self._rest = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Introduce ourselves."""
+        """Send CONNECT."""
         assert isinstance(transport, asyncio.Transport), "TCP"
         self._transport = transport
         transport.set_write_buffer_limits(high=_BUFFER)
@@ -66,9 +66,9 @@ class _Link(asyncio.Protocol):
         transport.write(b"CONNECT %b\r\nPING\r\n%b" % (orjson.dumps(options), self._words))
 
     def data_received(self, data: bytes) -> None:
-        """Answer PING; count refusals. Messages to us are of no interest."""
+        """Answer PING and count refusals; ignore messages."""
         if self._transport is None:
-            return  # TLS had some left when the connection ended
+            return  # TLS may deliver buffered data after the connection has ended
         data = self._rest + data
         lines = data.split(b"\r\n")
         self._rest = lines.pop()[-4096:]
@@ -85,7 +85,7 @@ class _Link(asyncio.Protocol):
             self._attacker.refused(self.error, refused)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Wake everybody who waits."""
+        """Wake all waiting tasks."""
         del exc
         self._transport = None
         self.closed.set()
@@ -93,27 +93,27 @@ class _Link(asyncio.Protocol):
         self.writable.set()
 
     def pause_writing(self) -> None:
-        """Stop for a while: the server takes no more."""
+        """Stop sending until the server reads again."""
         self.writable.clear()
 
     def resume_writing(self) -> None:
-        """Go on: the server takes more."""
+        """Continue sending."""
         self.writable.set()
 
     def send(self, words: bytes) -> None:
-        """Send."""
+        """Send bytes."""
         if self._transport is not None and not self.closed.is_set():
             self._transport.write(words)
             self._attacker.sent += len(words)
 
     def abort(self) -> None:
-        """Close."""
+        """Abort the connection."""
         if self._transport is not None:
             self._transport.abort()
 
 
 class Attacker:
-    """A node, its token, and what it did so far."""
+    """A node, its token, and its counters."""
 
     def __init__(self, url: str, node: str, attack: attacks.Attack, *, token: str) -> None:
         parts = [urlsplit(address) for address in url.split(",")]
@@ -132,7 +132,7 @@ class Attacker:
         self._refusals[re.sub(r"( for | to \").*", "", error)[:60]] += count
 
     async def run(self) -> None:
-        """Be a plugin as any other until told to attack; then until told to stop; then again."""
+        """Behave like a healthy plugin until `go`, attack until `stop`, and start over."""
         reader = asyncio.StreamReader()
         loop = asyncio.get_running_loop()
         await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
@@ -157,7 +157,7 @@ class Attacker:
         await self._behave()
 
     async def _behave(self) -> None:
-        """Be a plugin that is well."""
+        """Behave like a healthy plugin."""
         began_at, seqs = time.monotonic(), itertools.count(int(time.time() * 1000))
         while True:
             with contextlib.suppress(OSError, TimeoutError):
@@ -197,7 +197,7 @@ class Attacker:
             await asyncio.sleep(0)
 
     async def _storm(self, number: int, plugin: str) -> None:
-        """Send few and tiny heartbeats under one of the names, which is silent every other turn."""
+        """Send few, tiny heartbeats under one of the names, which is silent every other turn."""
         while True:
             with contextlib.suppress(OSError, TimeoutError):
                 async with self._link(0, f"{plugin} {self._node}") as link:
@@ -218,14 +218,14 @@ class Attacker:
             await asyncio.sleep(attacks.STORM_BEAT_S)
 
     async def _reconnect(self, number: int, plugin: str) -> None:
-        """Connect, be the plugin, and be gone, again and again."""
+        """Connect, behave like the plugin, and disconnect, again and again."""
         seq = 0
         while True:
             seq += 1
             with contextlib.suppress(OSError, TimeoutError):
                 async with self._link(number, f"{plugin} {self._node}") as link:
                     link.send(attacks.heartbeat(self._node, plugin, seq=seq))
-                    # it must have arrived when the connection ends
+                    # the heartbeat must have arrived before the connection ends
                     link.opened.clear()
                     link.send(b"PING\r\n")
                     await link.opened.wait()

@@ -1,7 +1,7 @@
-"""Pure: what one compromised node may send: the bytes of each attack of `bench.hostile`.
+"""Pure: builds the messages of each attack of `bench.hostile` by one compromised node.
 
-Everything is within a node's rights as they once were: its own subjects, with its own token. A
-message is built once, and only its marks are replaced, so that the attacker costs little.
+All messages were once within a node's rights: its own subjects, with its own token. A message is
+built once, and then only its placeholders are replaced, so that the attacker needs little CPU.
 """
 
 import enum
@@ -16,14 +16,14 @@ from muster.nats.auth import permissions
 
 PLUGIN: Final = "device-plugin"
 NAMES: Final = 150_000
-"""How many plugin names it invents."""
+"""The number of plugin names that it invents."""
 STORM_NAMES: Final = 15
 LISTED: Final = permissions.PLUGIN_NAMES_MAX
 STORM_BEAT_S: Final = 0.5
 STORM_TURN_S: Final = 1.8
 CHURN_NAMES: Final = 9
 LINKS: Final = 3
-"""Connections of a flood, one to each server."""
+"""The number of connections of a flood, one to each server."""
 _MANY: Final = 500
 _DEVICES: Final = 10_000
 _VERSION: Final = 10**9
@@ -76,7 +76,7 @@ WHAT: Final = {
 
 
 def flood(attack: Attack, node: str, link: int) -> Iterator[bytes]:
-    """Yield what a flood sends over one of its connections, for ever."""
+    """Yield a flood's messages for one of its connections, forever."""
     token = vocabulary.node_token(node)
     own = f"muster.heartbeat.{token}.{PLUGIN}"
     made: dict[Attack, Callable[[], Iterator[bytes]]] = {
@@ -102,14 +102,14 @@ def storm_names(attack: Attack) -> tuple[str, ...]:
 
 
 def listed(attack: Attack) -> tuple[str, ...]:
-    """Return the plugin names that the gate lists: as shipped, or as many as it can."""
+    """Return the plugin names that the gate allows: the default, or the maximum."""
     return (PLUGIN, *storm_names(attack)) if attack is Attack.LISTED_STORM else (PLUGIN,)
 
 
 def heartbeat(
     node: str, plugin: str = PLUGIN, *, seq: int, interval_s: float = 5.0, uptime_s: float = 0.0
 ) -> bytes:
-    """Return a heartbeat, as it goes over the wire."""
+    """Return a heartbeat as a protocol message."""
     beat = vocabulary.Heartbeat(
         node=node,
         plugin=plugin,
@@ -141,7 +141,7 @@ def _names(node: str, link: int) -> Iterator[bytes]:
 
 
 def _inventories(node: str, link: int) -> Iterator[bytes]:
-    """Yield whole inventories, in pages; each has a version of its own."""
+    """Yield complete inventories in pages, each inventory with its own version."""
     pages = inventory_pages.numbered(_inventory(node, PLUGIN, devices=_DEVICES), _VERSION)
     whole = b"".join(_event(page) for page in pages)
     for number in itertools.count(link, LINKS):

@@ -1,12 +1,12 @@
-"""Adapter: muster in a real cluster: from each fault to verdict, message and recovery.
+"""Adapter: a real cluster: measures the time from each fault to verdict, message and recovery.
 
-    make cluster && python -m bench.cluster [--quick] [--times 3] [--only crash,stop] [--json FILE]
+make cluster && python -m bench.cluster [--quick] [--times 3] [--only crash,stop] [--json FILE]
 
 The cluster is the one that `make cluster` starts (`scripts/cluster`): a real kubelet, API server,
 scheduler and containerd; muster is the overlay `minimal` with a webhook on this machine. Settings
 as in `bench.detection`: alerts follow verdicts at once, and flaps are not damped. A target is 1.5
-times what the stand-ins take (docs/health.md). `--times` is how often each fault is made; what does
-not follow in time is counted as missed, and the next one is made.
+times the time with the stand-ins (docs/health.md). `--times` is the number of injections of each
+fault; a missing reaction counts as missed, and the next fault is injected.
 
 | fault   | what is done                                   | what must follow             |
 |---------|------------------------------------------------|------------------------------|
@@ -42,7 +42,7 @@ from tests.worlds.real_cluster import until
 
 _CALM: Final = {"patience_s": 0, "flap_falls": 100, "hold_s": 0.1, "hold_max_s": 0.1}
 _STAND_IN_S: Final = {"crash": (2.0, 2.8), "stop": (13.3, 15.7)}
-"""Median and longest with stand-ins for kubelet and API, as docs/health.md has them."""
+"""The median and maximum with stand-ins for kubelet and API, from docs/health.md."""
 _SLOWER: Final = 1.5
 _RESOURCE: Final = "smarter-devices/fuse"
 _VERDICTS: Final = {"crash": "PLUGIN_DOWN", "stop": "STUCK", "dead": "DEREGISTERED"}
@@ -51,34 +51,34 @@ _CGROUPS: Final = (
     Path("/sys/fs/cgroup") / layout.CGROUP,
 )
 _USAGES: Final = ("memory.usage_in_bytes", "memory.current")
-"""cgroup v1 and v2."""
+"""The memory statistics of cgroup v1 and v2."""
 
 
 @dataclass
 class Samples:
-    """Seconds from a fault until something, by fault; and alerts that nobody should have got."""
+    """Seconds from each fault to its consequences, by fault, and the false alerts."""
 
     verdict: dict[str, list[float]] = field(default_factory=dict)
     message: dict[str, list[float]] = field(default_factory=dict)
     recovery: dict[str, list[float]] = field(default_factory=dict)
     without: dict[str, list[float]] = field(default_factory=dict)
-    """For how long the node offered no device."""
+    """How long the node offered no device."""
     false: dict[str, int] = field(default_factory=dict)
     missed: dict[str, int] = field(default_factory=dict)
     load: list[float] = field(default_factory=list)
-    """Of the last minute before each fault."""
+    """The load average of the last minute before each fault."""
     memory_mib: dict[str, float] = field(default_factory=dict)
 
 
 class Rounds:
-    """Makes the faults, one after the other."""
+    """Injects the faults one after the other."""
 
     def __init__(self, muster: cluster_faults.Muster, offers: real_cluster.Offered) -> None:
         self.samples = Samples()
         self._muster, self._offers = muster, offers
 
     def make(self, fault: str) -> None:
-        """Make a fault once, and wait until all is well again."""
+        """Inject a fault once, and wait for the recovery."""
         self.samples.load.append(os.getloadavg()[0])
         self.samples.missed.setdefault(fault, 0)
         made: Callable[[float], object] = getattr(self, f"_{fault}")
@@ -170,7 +170,7 @@ def _add(samples: dict[str, list[float]], name: str, seconds: float) -> None:
 
 
 def _memory_mib(cluster: real_cluster.Cluster) -> dict[str, float]:
-    """Return what the cgroup of each of muster's pods counts, without files that can be dropped."""
+    """Return the memory in the cgroup of each of muster's pods, without reclaimable files."""
     pods = cluster.get("pods", "", "-n", "muster")["items"]
     return {pod["metadata"]["name"]: _cgroup_bytes(pod["metadata"]["uid"]) / 2**20 for pod in pods}
 
@@ -247,7 +247,7 @@ async def _measure(options: argparse.Namespace, quick: report.Options) -> list[r
 def main() -> int:
     """Run the benchmark."""
     parser = argparse.ArgumentParser(add_help=False)
-    parser.add_argument("--times", type=int, default=2, help="how often each fault is made")
+    parser.add_argument("--times", type=int, default=2, help="injections of each fault")
     parser.add_argument("--only", default="", metavar="FAULT,FAULT", help=", ".join(_FAULTS))
     options, _ = parser.parse_known_args()
     return report.main("cluster", lambda quick: _measure(options, quick), more=parser)

@@ -1,16 +1,16 @@
-"""Adapter: NATS: plugins that are only connections, thousands of them in one process.
+"""Adapter: NATS: simulates the connections of thousands of plugins in one process.
 
-Each speaks the protocol of nats-server by itself: it sends heartbeats, answers the probe, and
-connects again after an outage as a plugin does. It sends what a healthy plugin sends, byte for
-byte; there is no kubelet, no device and no process behind it.
+Each connection implements nats-server's protocol: it sends heartbeats, answers probes, and
+reconnects after an outage like a plugin. It sends the same bytes as a healthy plugin, without a
+kubelet, devices or a process of its own.
 
     python -m bench.connections --url nats://... --connections 10000 --nodes 10000
 
-prints `listening` once all are connected. A line on stdin is a command: `kill 37` ends so many, as
-a crash does; `revive NAME` starts one again; `change` gives some node other GPUs.
+prints `listening` once all are connected. A line on stdin is a command: `kill 37` ends 37 plugins
+like a crash; `revive NAME` starts one again; `change` changes some node's GPUs.
 
-With `--tokens FILE` each node is a connection of its own, over TLS (NATS_CA), with a token of its
-own, as in production. Then it also reports: see `bench.reports`.
+With `--tokens FILE`, each node has its own connection over TLS (NATS_CA), with its own token, as in
+production. It then also publishes events: see `bench.reports`.
 """
 
 import argparse
@@ -39,7 +39,7 @@ GPU: Final = "nvidia.com/gpu"
 PLUGIN: Final = "device-plugin"
 _AT_ONCE: Final = 200
 _BACK_S: Final = (0.1, 0.5)
-"""As `muster.nats.connection` waits before it dials again."""
+"""The delays before a redial, as in `muster.nats.connection`."""
 _TURN_S: Final = 0.01
 _INBOX: Final = 1_000_000
 """The subscription of the inbox; the others are numbered from 1."""
@@ -72,7 +72,7 @@ async def dial(
 
 
 class _Node:
-    """One plugin: what it sends next."""
+    """One plugin, and the state of its messages."""
 
     def __init__(self, number: int, interval_s: float) -> None:
         self.name = name_of(number)
@@ -85,26 +85,26 @@ class _Node:
         self._head = f"PUB {subject} ".encode()
 
     def revive(self) -> None:
-        """Be a new process."""
+        """Restart as a new process."""
         self.is_killed = False
         self._seq = 0
         self._began_at = time.monotonic()
         self.instance = f"{random.getrandbits(64):016x}"
 
     def send(self, words: bytes) -> bool:
-        """Send, unless it is not connected; return whether it was."""
+        """Send if the plugin is connected; return whether it is."""
         if self.is_killed or self.link is None or not self.link.is_open:
             return False
         self.link.send(words)
         return True
 
     def heartbeat(self) -> bytes:
-        """Return the next heartbeat, as it goes over the wire."""
+        """Return the next heartbeat as a protocol message."""
         payload = self.payload()
         return b"%b%d\r\n%b\r\n" % (self._head, len(payload), payload)
 
     def payload(self) -> bytes:
-        """Return the next heartbeat."""
+        """Return the payload of the next heartbeat."""
         self._seq += 1
         heartbeat = vocabulary.Heartbeat(
             node=self.name,
@@ -149,7 +149,7 @@ class _Link(asyncio.Protocol):
         self.server = server
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Introduce ourselves."""
+        """Send CONNECT and the subscriptions."""
         assert isinstance(transport, asyncio.Transport), "TCP"
         self._transport, self._rest = transport, b""
         options = {
@@ -177,7 +177,7 @@ class _Link(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Answer PING and probes."""
         if self._transport is None:
-            return  # TLS had some left when the connection ended
+            return  # TLS may deliver buffered data after the connection has ended
         data = self._rest + data
         while (end := data.find(b"\r\n")) >= 0:
             words = data[:end].split()
@@ -202,24 +202,24 @@ class _Link(asyncio.Protocol):
         self._rest = data
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Come back, as a plugin does."""
+        """Reconnect, as a plugin does."""
         del exc
         was, self.is_open, self._transport = self.is_open, False, None
         self._fleet.closed(self, was_open=was)
 
     def send(self, words: bytes) -> None:
-        """Send, unless the server is away: a plugin skips its heartbeat then."""
+        """Send if the server is connected; otherwise skip, as a plugin skips its heartbeat."""
         if self.is_open and self._transport is not None:
             self._transport.write(words)
 
     def abort(self) -> None:
-        """Close as the kernel does for a killed process."""
+        """Close like the kernel for a killed process."""
         if self._transport is not None:
             self._transport.abort()
 
 
 class Fleet:
-    """Connections to one server, and a clock that has them send heartbeats."""
+    """The connections to one server, and the clock of their heartbeats."""
 
     def __init__(
         self,
@@ -259,14 +259,14 @@ class Fleet:
         self._changed.set()
 
     def closed(self, link: _Link, *, was_open: bool) -> None:
-        """Count one connection less; dial again if a plugin is left behind it."""
+        """Count one connection less; redial if it still has a living plugin."""
         self._open -= was_open
         self._changed.set()
         if not all(node.is_killed for node in link.nodes):
             self._later(self._dial(link, random.uniform(*_BACK_S)))  # noqa: S311  # jitter
 
     async def run(self) -> None:
-        """Connect all, print so, and send heartbeats for ever."""
+        """Connect all, print `listening`, and send heartbeats forever."""
         for link in self._links:
             self._later(self._dial(link, 0.0))
         await self._all_open("listening")
@@ -349,7 +349,7 @@ class Fleet:
                 self._later(self._dial(link, 0.0))
 
     def _change(self) -> None:
-        """Give some node other GPUs, each at most once."""
+        """Change some node's GPUs, each node's at most once."""
         left = [node for _, node in self._nodes if not (node.was_killed or node.was_changed)]
         (node,) = random.sample(left, 1)
         node.was_changed = True
@@ -388,7 +388,7 @@ async def _serve(chosen: argparse.Namespace) -> None:
 
 
 def main() -> int:
-    """Hold connections, by the command line."""
+    """Open the connections given by the command line."""
     parser = argparse.ArgumentParser(prog="python -m bench.connections")
     parser.add_argument("--url", required=True)
     parser.add_argument("--connections", type=int, required=True)

@@ -1,10 +1,10 @@
-"""Adapter: services that are killed at random points: what is lost, and what is sent twice.
+"""Adapter: processes: kills services at random points, and counts losses and duplicates.
 
 python -m bench.crashes [--of notifier|health] [--quick] [--json FILE]
 
 The notifier sends to the stand-ins of six services at once (`tests.worlds.receivers`), so each kill
-hits all of them. Health watches plugins that go through a script (`tests.worlds.scripted_health`),
-so it is clear which alerts it had to publish.
+affects all of them. Health monitors plugins that follow a script (`tests.worlds.scripted_health`),
+so the expected alerts are known.
 """
 
 import argparse
@@ -19,16 +19,16 @@ from bench import report
 from tests.worlds import killed_services, receivers, scripted_health
 
 _HEALTH_POINTS_S: Final = (0.0, 3.0)
-"""From the start of the process: starting, restoring, waiting for the lock, leading."""
+"""The times of kills after the start of the process, while it starts, restores, waits and leads."""
 
 
 async def measure(options: report.Options, *, of: str) -> list[report.Row]:
-    """Kill one of them again and again."""
+    """Kill one of the services repeatedly."""
     return await (_notifier(options) if of == "notifier" else _health(options))
 
 
 async def _health(options: report.Options) -> list[report.Row]:
-    """Kill it 10 times, or 200."""
+    """Kill health 200 times, or 10 times if quick."""
     chance = random.Random(1)  # noqa: S311  # the points of death are no secret
     points_s = [chance.uniform(*_HEALTH_POINTS_S) for _ in range(10 if options.quick else 200)]
     directory = Path(tempfile.mkdtemp(prefix="mu-"))
@@ -62,7 +62,7 @@ async def _health(options: report.Options) -> list[report.Row]:
 
 
 async def _notifier(options: report.Options) -> list[report.Row]:
-    """Kill it 20 times, or 500."""
+    """Kill the notifier 500 times, or 20 times if quick."""
     kills = 20 if options.quick else 500
     directory = Path(tempfile.mkdtemp(prefix="mu-"))
     try:
@@ -94,7 +94,7 @@ def _rows(way: str, result: killed_services.Result) -> list[report.Row]:
 
 
 def main() -> int:
-    """Run it."""
+    """Run the benchmark."""
     more = argparse.ArgumentParser(add_help=False)
     more.add_argument("--of", default="notifier", choices=["notifier", "health"], help="who dies")
     of = more.parse_known_args()[0].of

@@ -1,4 +1,4 @@
-"""Adapter: the command `muster demo`: how long its story takes, step by step.
+"""Adapter: the command `muster demo`: measures the duration of each step of its story.
 
 python -m bench.demo [--quick] [--json FILE]
 """

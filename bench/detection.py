@@ -1,17 +1,16 @@
-"""Adapter: a fleet that fails: from the injection of each class of failure to its verdict.
+"""Adapter: processes: measures the time from each class of failure to its verdict.
 
-The faults and their world are those of `tests/worlds`: real plugins, a real health service and a
-real nats-server; the kubelets and the Kubernetes API are stand-ins, and pods are simulated
+The faults and their environment are those of `tests/worlds`: real plugins, a real health service
+and a real nats-server; the kubelets and the Kubernetes API are stand-ins, and pods are simulated
 (`tests/worlds/fleet.py`). All periods are the defaults but these, so that the same plugin can fail
 again and again: a health checker is old after 30 s (300), an expected plugin is missing after 20 s
 (120), alerts follow verdicts at once (180 s where it may only pause), and flaps are not damped.
-Class l, where health itself fails, has a world of its own in which the watchdog ticks every second
-(10).
+Class l, where health itself fails, has a separate environment in which the watchdog ticks every
+second (10).
 
-All classes are injected at once, each on as many nodes as it takes for all to be done in
-`--minutes`: with fewer minutes there are more plugins at once, and they disturb each other. A fault
-that gets no verdict counts with the time that was waited for it. `--quick` injects classes a, e and
-f only.
+All classes are injected concurrently, each on as many nodes as are needed to finish within
+`--minutes`: with fewer minutes there are more concurrent plugins, which disturb each other. A fault
+without a verdict counts with the full waiting time. `--quick` injects only classes a, e and f.
 
     python -m bench.detection [--quick] [--times 100] [--minutes 40] [--only a,b,l] [--json FILE]
 """
@@ -61,9 +60,9 @@ _TIMEOUT_S: Final = 120.0
 _QUIET_S: Final = 25.0
 _MINUTES: Final = 40.0
 _LATE: Final = 1.25
-"""After so much more time no more are made; the table says how many were."""
+"""No fault is injected after this much extra time; the table shows the number of injections."""
 _SETTLED_S: Final = 30.0
-"""A kubelet may still be telling its node of what it took in (`detection.mismatch_s`)."""
+"""A kubelet may still be writing earlier changes to its node status (`detection.mismatch_s`)."""
 _TOLD_S: Final = 60.0
 _CYCLE_S: Final = {
     "a": 25,
@@ -78,7 +77,7 @@ _CYCLE_S: Final = {
     "o": 100,
     "p": 60,
 }
-"""What one injection takes, about, until all is well again; else half a minute."""
+"""The approximate duration of an injection including recovery; otherwise half a minute."""
 _BEAT_S: Final = 5.0
 _LOOK_S: Final = 0.02
 _CALM: Final = {
@@ -100,7 +99,7 @@ PACE: Final = fleet_parts.Pace(
 
 
 class _Results:
-    """What came of the injections so far, by the name of the fault."""
+    """The results of the injections so far, by the name of the fault."""
 
     def __init__(
         self, wanted: int, within_s: float, faults_: Sequence[fault_classes.Fault]
@@ -111,12 +110,12 @@ class _Results:
         self._left = dict.fromkeys(self.played, wanted)
 
     def take(self, name: str) -> bool:
-        """Return whether one more is wanted, and count on its being made."""
+        """Return whether another injection is wanted, and count it."""
         self._left[name] -= 1
         return self._left[name] >= 0 and time.monotonic() < self._until
 
     async def tell(self) -> None:
-        """Say now and then how far it is."""
+        """Print the progress now and then."""
         while True:
             await asyncio.sleep(_TOLD_S)
             done = sum(len(played) for played in self.played.values())
@@ -124,7 +123,7 @@ class _Results:
 
 
 class _Trips:
-    """Empty round trips meanwhile, to distinguish a busy machine from a slow detector."""
+    """Measures empty round trips, to distinguish a busy machine from a slow detector."""
 
     def __init__(self) -> None:
         self.nats_ms: list[float] = []
@@ -132,7 +131,7 @@ class _Trips:
         self.load: list[float] = []
 
     async def watch(self, world: fleet.Fleet, node: fleet.Node) -> None:
-        """Ask NATS and a plugin for nothing, once a second."""
+        """Send empty requests to NATS and to a plugin once a second."""
         async with (
             bus.Bus(world.server.url, producer="bench/detection", name="trips") as ours,
             grpc.aio.insecure_channel(f"unix:{node.own_socket()}") as channel,
@@ -153,7 +152,7 @@ class _Trips:
 async def measure(
     options: report.Options, *, only: str = "", times: int = 100, minutes: float = _MINUTES
 ) -> report.Result:
-    """Measure suspicions, then all classes at once, then l."""
+    """Measure suspicions, then all classes concurrently, then class l."""
     wanted, spread_s = (3, 15.0) if options.quick else (times, minutes * 60)
     letters = set(only.split(",")) if only else set("aef" if options.quick else _LETTERS)
     if letters == {"l"}:
@@ -168,9 +167,9 @@ async def measure(
 
 
 async def _apart(wanted: int) -> list[report.Row]:
-    """Measure class l in a process of its own.
+    """Measure class l in a separate process.
 
-    gRPC's threads here would not survive that a child of ours runs a function before it is another.
+    gRPC's threads do not survive a fork with a preexec function in this process.
     """
     with tempfile.NamedTemporaryFile() as file:
         process = await asyncio.create_subprocess_exec(
@@ -185,7 +184,7 @@ async def _apart(wanted: int) -> list[report.Row]:
 
 
 async def _suspicions(wanted: int) -> list[report.Row]:
-    """Kill plugins one after the other, and look when health suspects that."""
+    """Kill plugins one after the other, and measure when health suspects each."""
     key = 'muster_health_suspicions_total{outcome="suspected"} '
     taken: list[float] = []
     async with fleet.fleet(PACE) as world, aiohttp.ClientSession() as asking:
@@ -209,7 +208,7 @@ async def _suspicions(wanted: int) -> list[report.Row]:
                 pass
             taken.append((time.perf_counter() - began) * 1000)
             await node.start_plugin()
-            # until its connection is known, and a beat: else nothing is lost when it ends
+            # wait for its connection and a heartbeat: otherwise its end is not noticed
             await asyncio.sleep(0.5)
     how = f"{len(taken)} x SIGKILL, until health's metrics count a suspicion (asked all the time)"
     return report.spread("a: crash to suspicion", taken, "ms", target=_SUSPICION_MS, how=how)
@@ -263,13 +262,13 @@ async def _classes(
 
 
 def _crew(fault: fault_classes.Fault, wanted: int, spread_s: float) -> int:
-    """Return on how many nodes a fault is made, so that all are done at about the same time."""
+    """Return the number of nodes for a fault, so that all faults finish at about the same time."""
     cycle_s = _CYCLE_S.get(fault.name, _CYCLE_S.get(fault.letter, 30))
     return max(1, math.ceil(wanted * cycle_s / spread_s))
 
 
 async def _again(node: fleet.Node, fault: fault_classes.Fault, results: _Results) -> None:
-    """Make a fault on one node again and again."""
+    """Inject a fault on one node repeatedly."""
     while results.take(fault.name):
         # at any moment between two heartbeats
         await asyncio.sleep(random.uniform(0, _BEAT_S))  # noqa: S311  # no secret
@@ -284,7 +283,7 @@ async def _again(node: fleet.Node, fault: fault_classes.Fault, results: _Results
 async def _anew(
     world: fleet.Fleet, fault: fault_classes.Fault, results: _Results, crew: int
 ) -> None:
-    """Make a fault on one new node after the other."""
+    """Inject a fault on one new node after the other."""
     number = 0
     while results.take(fault.name):
         number += 1
@@ -316,7 +315,7 @@ def _rows(fault: fault_classes.Fault, played: Sequence[fault_classes.Outcome]) -
 
 
 def _delays_s(fault: fault_classes.Fault, played: Sequence[fault_classes.Outcome]) -> list[float]:
-    """Return how long each injection took to be published; what never was counts in full."""
+    """Return the delay of each injection; one that was not published counts with the full wait."""
     if not fault.verdict and not fault.alert:
         return []
     delays = [injection.verdict_s if fault.verdict else injection.alert_s for injection in played]
@@ -324,13 +323,13 @@ def _delays_s(fault: fault_classes.Fault, played: Sequence[fault_classes.Outcome
 
 
 def _wrong(injection: fault_classes.Outcome) -> list[str]:
-    """Return what should not have been published, what is missing, and wrong evidence."""
+    """Return unexpected and missing publications, and wrong evidence."""
     before = f"{injection.fault.name} {injection.fault.title}: "
     return [problem.removeprefix(before) for problem in injection.problems]
 
 
 async def _silences(wanted: int) -> list[report.Row]:
-    """Class l: kill health, and look when the notifier says so."""
+    """Measure class l: kill health, and wait until the notifier reports its silence."""
     taken: list[float] = []
     async with _watched() as (health, notifier), aiohttp.ClientSession() as asking:
 
@@ -385,7 +384,7 @@ async def _watched() -> AsyncIterator[tuple[processes.Process, processes.Process
 
 
 def main() -> int:
-    """Run it from the command line."""
+    """Run the benchmark from the command line."""
     more = argparse.ArgumentParser(add_help=False)
     more.add_argument("--only", default="", metavar="LETTERS", help="these classes, such as a,b,l")
     more.add_argument("--times", type=int, default=100, help="injections a class, 100 by default")

@@ -1,8 +1,8 @@
-"""Adapter: a device plugin that does nothing but what it must: the floor of Python and grpcio.
+"""Adapter: gRPC: a minimal device plugin, the floor for plugins in Python with grpcio.
 
-    python bench/empty_plugin.py DIRECTORY RESOURCE DEVICE
+python bench/empty_plugin.py DIRECTORY RESOURCE DEVICE
 
-It serves one device for the kubelet in that directory, and repairs nothing.
+It serves one device to the kubelet in that directory, and does not recover from losses.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ _SOCKET: Final = "empty.sock"
 
 
 class EmptyPlugin:
-    """Answers with what was made before."""
+    """Answers with prebuilt messages."""
 
     def __init__(self, device: str) -> None:
         given = dp.DeviceSpec(host_path=device, container_path=device, permissions="rw")
@@ -31,14 +31,14 @@ class EmptyPlugin:
     async def get_device_plugin_options(
         self, request: dp.Empty, context: rpc.Context[dp.Empty, dp.DevicePluginOptions]
     ) -> dp.DevicePluginOptions:
-        """Want nothing."""
+        """Return no options."""
         del request, context
         return dp.DevicePluginOptions()
 
     async def list_and_watch(
         self, request: dp.Empty, context: rpc.Context[dp.Empty, dp.ListAndWatchResponse]
     ) -> AsyncIterator[dp.ListAndWatchResponse]:
-        """Send one list."""
+        """Send one device list."""
         del request, context
         yield self._list
         await asyncio.Event().wait()
@@ -48,7 +48,7 @@ class EmptyPlugin:
         request: dp.AllocateRequest,
         context: rpc.Context[dp.AllocateRequest, dp.AllocateResponse],
     ) -> dp.AllocateResponse:
-        """Give the device."""
+        """Allocate the device."""
         del request, context
         return self._answer
 
@@ -57,7 +57,7 @@ class EmptyPlugin:
         request: dp.PreferredAllocationRequest,
         context: rpc.Context[dp.PreferredAllocationRequest, dp.PreferredAllocationResponse],
     ) -> dp.PreferredAllocationResponse:
-        """Prefer nothing."""
+        """Return no preference."""
         del request, context
         return dp.PreferredAllocationResponse()
 
@@ -66,7 +66,7 @@ class EmptyPlugin:
         request: dp.PreStartContainerRequest,
         context: rpc.Context[dp.PreStartContainerRequest, dp.PreStartContainerResponse],
     ) -> dp.PreStartContainerResponse:
-        """Prepare nothing."""
+        """Do nothing."""
         del request, context
         return dp.PreStartContainerResponse()
 

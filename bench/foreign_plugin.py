@@ -1,10 +1,10 @@
-"""Adapter: a device plugin of nobody's, for `bench.watch`: notes who connects, and breaks.
+"""Adapter: gRPC: a foreign device plugin for `bench.watch`, which logs connections and can fail.
 
-    python -m bench.foreign_plugin DIRECTORY RESOURCE SOCKET DEVICES NOTES
+python -m bench.foreign_plugin DIRECTORY RESOURCE SOCKET DEVICES NOTES
 
-It serves so many devices at a socket of the kubelet's directory. Each connection, and each call of
-GetDevicePluginOptions, is a line in the file NOTES, with the machine's monotonic time. SIGUSR1 ends
-its ListAndWatch streams, which no kubelet opens again; SIGUSR2 registers anew.
+It serves DEVICES devices on a socket in the kubelet's directory. Each connection, and each call of
+GetDevicePluginOptions, is logged in the file NOTES, with the machine's monotonic time. SIGUSR1 ends
+its ListAndWatch streams, which no kubelet reopens; SIGUSR2 makes it register again.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ _CHUNK_BYTES: Final = 65_536
 
 
 class ForeignPlugin(empty_plugin.EmptyPlugin):
-    """Answers as the empty plugin, with more devices."""
+    """Answers like the empty plugin, with more devices."""
 
     def __init__(self, devices: int, notes: Path) -> None:
         super().__init__("/dev/null")
@@ -42,7 +42,7 @@ class ForeignPlugin(empty_plugin.EmptyPlugin):
         self._broken = asyncio.Event()
 
     def note(self, what: str) -> None:
-        """Write down that something happened now."""
+        """Append a line with the current time to NOTES."""
         with self._notes.open("a") as file:
             file.write(f"{time.monotonic():.6f} {what}\n")
 
@@ -54,14 +54,14 @@ class ForeignPlugin(empty_plugin.EmptyPlugin):
     async def get_device_plugin_options(
         self, request: dp.Empty, context: rpc.Context[dp.Empty, dp.DevicePluginOptions]
     ) -> dp.DevicePluginOptions:
-        """Want nothing, and note that somebody asked."""
+        """Return no options, and log the call."""
         self.note(ASKED)
         return await super().get_device_plugin_options(request, context)
 
     async def list_and_watch(
         self, request: dp.Empty, context: rpc.Context[dp.Empty, dp.ListAndWatchResponse]
     ) -> AsyncIterator[dp.ListAndWatchResponse]:
-        """Send one list, and stay until the streams end."""
+        """Send one device list, and keep the stream open until `end_streams`."""
         del request, context
         broken = self._broken
         yield self._listed
@@ -69,14 +69,14 @@ class ForeignPlugin(empty_plugin.EmptyPlugin):
 
 
 class Front:
-    """The socket that others see: notes each connection, and passes it to the real server."""
+    """The public socket: logs each connection, and forwards it to the real server."""
 
     def __init__(self, plugin: ForeignPlugin, behind: str) -> None:
         self._plugin = plugin
         self._behind = behind
 
     async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Pass everything on, both ways, until either side closes."""
+        """Forward bytes in both directions until either side closes."""
         self._plugin.note(CONNECTED)
         theirs, ours = await asyncio.open_unix_connection(self._behind)
         passing = [

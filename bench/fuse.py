@@ -1,10 +1,10 @@
-"""Adapter: the FUSE broker: how long a mount takes, what goes through it, and what it costs.
+"""Adapter: the FUSE broker: measures mount latency, throughput and cost.
 
 Real: the broker's process with its mounter, the helper, the kernel, bindfs, a bus. Simulated: the
 kubelet that has volumes made, and pods, which are processes in namespaces and cgroups: see
-`bench.fuse_node`. It needs root, and runs in a mount namespace of its own.
+`bench.fuse_node`. It needs root, and runs in its own mount namespace.
 
-What is compared is done in turn, so that other work on the machine meets both alike.
+Compared operations alternate, so that other load on the machine affects both alike.
 """
 
 import asyncio
@@ -24,10 +24,10 @@ from bench import fuse_node, programs, report
 from tests.worlds import fuse_pods, fuse_process, mount_namespace
 
 _SETTLE_S: Final = 6.0
-"""Until the broker has looked at its mounts once more."""
+"""The time until the broker has checked its mounts once more."""
 _PIECE_MIB: Final = 64
 _Copied = dict[str, tuple[list[float], list[float], list[float]]]
-"""Milliseconds for each piece, by what was done: in the pod, beside it, and beside it again."""
+"""Milliseconds per piece and operation: in the pod, in the reference, and in a second reference."""
 _MOUNTS_PER_POD: Final = 3
 _MEMORY_MIB: Final = 45
 _RATIO_MAX: Final = 1.02
@@ -37,7 +37,7 @@ _REFERENCE: Final = "Debian's setuid fusermount3"
 
 
 async def measure(options: report.Options, *, root: Path) -> list[report.Row]:
-    """Measure everything with one broker."""
+    """Run all measurements with one broker."""
     quick = options.quick
     async with (
         programs.arena("bench/fuse", muster, muster_fuse) as (_, url),
@@ -50,7 +50,7 @@ async def measure(options: report.Options, *, root: Path) -> list[report.Row]:
 
 
 async def mounts(node: fuse_node.Node, times: int) -> list[report.Row]:
-    """Mount and unmount in a pod, in turn with a container that may mount by itself."""
+    """Mount and unmount in a pod, alternating with a container that may mount by itself."""
     our: list[fuse_node.Cycle] = []
     their: list[fuse_node.Cycle] = []
     async with contextlib.AsyncExitStack() as stack:
@@ -83,7 +83,7 @@ async def mounts(node: fuse_node.Node, times: int) -> list[report.Row]:
 
 
 async def throughput(node: fuse_node.Node, root: Path, times: int, mib: int) -> list[report.Row]:
-    """Write and read through bindfs in a pod, in turn with a container that may mount by itself."""
+    """Write and read through bindfs in a pod, alternating with the reference container."""
     programs_needed = (fuse_node.BINDFS, fuse_node.REFERENCE)
     if missing := [str(path) for path in programs_needed if not path.exists()]:
         return report.spread("bindfs", [], "s", how=f"not installed: {', '.join(missing)}")
@@ -124,7 +124,7 @@ def _copy(samples: _Copied, containers: Sequence[fuse_node.Container], *, mib: i
             for number, container, file in named:
                 seconds = container.copied_s(step, file, mib=_PIECE_MIB, at_mib=at_mib)
                 taken[number].append(seconds * 1000)
-            # who was first is second next
+            # alternate the order
             named.reverse()
         for _, container, file in named:
             container.drop(file)
@@ -133,7 +133,7 @@ def _copy(samples: _Copied, containers: Sequence[fuse_node.Container], *, mib: i
 
 
 async def cycles(node: fuse_node.Node, times: int) -> list[report.Row]:
-    """Count what is left after so many mounts."""
+    """Count leaked resources after many mounts."""
     async with node.pod() as pod:
         await asyncio.sleep(_SETTLE_S)
         before = await asyncio.to_thread(node.open_files)
@@ -153,7 +153,7 @@ async def cycles(node: fuse_node.Node, times: int) -> list[report.Row]:
 
 
 async def many_pods(node: fuse_node.Node, pods: int, seconds: float) -> list[report.Row]:
-    """Measure what the broker costs with many mounts, beside none."""
+    """Measure the broker's cost with many mounts, and with none."""
     await asyncio.sleep(_SETTLE_S)
     rows = _memory(node, "no pod", target=None)
     idle = await _cpu_percent(node, seconds)
@@ -181,7 +181,7 @@ def _beside(
     median_target: float | None = None,
     target: float | None = None,
 ) -> list[report.Row]:
-    """Return what it takes in a pod, and by Debian's program, which is its floor."""
+    """Return the time in a pod, and the time of Debian's program, which is the floor."""
     own = report.spread(
         f"{name} in a pod",
         ours,

@@ -1,8 +1,8 @@
-"""Adapter: a node with the FUSE broker's process, its pods, and the programs that mount in them.
+"""Adapter: processes: runs the FUSE broker, simulated pods, and programs that mount in them.
 
-A pod is a process in namespaces and a cgroup such as a kubelet's; its volume is that which the
-broker makes. The reference is a container of the same kind that has /dev/fuse and may run setuid
-programs, as a machine without muster: there a program calls Debian's fusermount3.
+A pod is a process in namespaces and a cgroup like a kubelet's; its volume is made by the broker.
+The reference is a similar container that has /dev/fuse and may run setuid programs, like a machine
+without muster: there a program calls Debian's fusermount3.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ from muster_fuse.kernel import syscalls
 from tests.worlds import fuse_helper, fuse_pods, fuse_process
 
 USER: Final = 1_000_000 + os.getpid()
-"""Of all mounts here, so that they can be told from those of others on this machine."""
+"""The subtype of all mounts here, which distinguishes them from other mounts on this machine."""
 NEVER_MS: Final = 40_000.0
 """The helper connects for 30 s and waits 10 s for an answer."""
 REFERENCE: Final = Path("/usr/bin/fusermount3")
@@ -33,7 +33,7 @@ _HELPER: Final = "/run/muster-fuse/fusermount3"
 _CLIENT: Final = Path("/run/bench/client")
 _CLIENT_SOURCE: Final = Path(__file__).with_name("fuse_client.c")
 _PLACE: Final = "/mnt/tmp/place"
-"""Where programs mount."""
+"""The directory in which programs mount."""
 _DATA: Final = "/mnt/data"
 _COPIED: Final = re.compile(r"copied, ([0-9.e-]+) s,")
 _WAIT_S: Final = 30.0
@@ -47,7 +47,7 @@ class Cycle(NamedTuple):
 
 
 class Programs:
-    """What is compiled for the measurement: the helper as in the image, and a FUSE program."""
+    """The compiled programs: the helper as in the image, and a FUSE program."""
 
     def __init__(self, place: Path) -> None:
         is_static = shutil.which("musl-gcc") is not None
@@ -59,7 +59,7 @@ class Programs:
         self.client.parent.mkdir()
         command = ["gcc", "-std=gnu11", "-O2", "-o", str(self.client), str(_CLIENT_SOURCE)]
         subprocess.run(command, check=True)  # noqa: S603
-        # the setuid program demands that its user has a name, and may open the device
+        # the setuid program requires that its user has a name and may open the device
         self.passwd = place / "passwd"
         self.passwd.write_text(f"bench:x:{USER}:{USER}::/:/bin/sh\n")
         self.device = place / "fuse"
@@ -68,7 +68,7 @@ class Programs:
 
 
 class Container:
-    """A container, whose programs run as a user without rights."""
+    """A container whose programs run as an unprivileged user."""
 
     def __init__(self, pod: fuse_pods.Container, fusermount: str, *, setuid: bool) -> None:
         self._pod = pod
@@ -78,18 +78,18 @@ class Container:
 
     @contextlib.contextmanager
     def cycles(self) -> Iterator[Iterator[Cycle]]:
-        """Yield what mounts and unmounts whenever the next cycle is asked for."""
+        """Yield an iterator; each step mounts and unmounts once."""
         argv = (str(_CLIENT), self._fusermount, "cycle", _PLACE)
         with self._running(*argv) as process:
             yield _cycles(process)
 
     @contextlib.contextmanager
     def holds(self, mounts: int) -> Iterator[None]:
-        """Hold so many mounts."""
+        """Keep this number of mounts until the block ends."""
         places = [f"{_PLACE}/{number}" for number in range(mounts)]
         self.run("/bin/mkdir", *places)
         with self._running(str(_CLIENT), self._fusermount, "hold", *places) as process:
-            assert process.stdout is not None, "a pipe was asked for"
+            assert process.stdout is not None, "the stream is a pipe"
             assert process.stdout.readline() == "held\n", "the mounts could not be made"
             yield
 
@@ -102,7 +102,7 @@ class Container:
             yield self._mount_options()
 
     def copied_s(self, step: str, file: str, *, mib: int, at_mib: int) -> float:
-        """Write or read a piece of a file through bindfs; return how long that took."""
+        """Write or read a piece of a file through bindfs; return the duration."""
         file, piece = f"{_PLACE}/{file}", ("bs=1M", f"count={mib}")
         where = (f"if={file}", "of=/dev/null", f"skip={at_mib}", "conv=notrunc")
         if step == "write":
@@ -112,7 +112,7 @@ class Container:
         return float(match[1])
 
     def drop(self, file: str) -> None:
-        """Drop the pages of a file of bindfs from the cache."""
+        """Drop the cached pages of a file of bindfs."""
         self.run("/bin/dd", f"if={_PLACE}/{file}", "iflag=nocache", "count=0")
 
     def remove(self, file: str) -> None:
@@ -120,7 +120,7 @@ class Container:
         self.run("/bin/rm", f"{_PLACE}/{file}")
 
     def run(self, *argv: str) -> str:
-        """Run a program that must succeed; return what it printed."""
+        """Run a program that must succeed; return its output."""
         status, output = self._pod.run(*argv, uid=USER)
         assert status == 0, output
         return output
@@ -159,7 +159,7 @@ class Container:
 
 
 class Node:
-    """The broker's processes and what they serve."""
+    """The broker's processes and pods."""
 
     def __init__(self, world: fuse_process.Node, front: int, built: Programs) -> None:
         self.built = built
@@ -173,7 +173,7 @@ class Node:
         return self._front, int(children[0])
 
     def open_files(self) -> int:
-        """Return how many files both processes have open; the least of some looks."""
+        """Return the number of open files of both processes; the minimum of several checks."""
         looks = []
         for _ in range(20):
             looks.append(sum(map(programs.descriptors, self.pids)))
@@ -182,13 +182,13 @@ class Node:
 
     @contextlib.asynccontextmanager
     async def pod(self, data: Path | None = None) -> AsyncIterator[Container]:
-        """Run a pod with a volume of the broker."""
+        """Run a pod with a volume from the broker."""
         uid = str(uuid.uuid4())
         await self._world.kubelet.publish(uid=uid)
         volume = self._world.kubelet.target(uid=uid)
         binds = {"/run/muster-fuse": volume, "/dev/fuse": volume / "dev-fuse"}
         if REFERENCE.exists():
-            # /usr/bin/fusermount leads there
+            # /usr/bin/fusermount is a link to it
             binds[str(REFERENCE)] = volume / "fusermount3"
         with self._container(uid, binds, data) as pod:
             yield Container(pod, _HELPER, setuid=False)
@@ -210,7 +210,7 @@ class Node:
 
 @contextlib.asynccontextmanager
 async def running(root: Path, bus_url: str) -> AsyncIterator[Node]:
-    """Run a broker with the settings of production, but for how often a pod may ask."""
+    """Run a broker with the production settings, except for the request rate of a pod."""
     with tmpfs(root / "built", 16) as place:
         built = Programs(place)
         world = fuse_process.Node(root, bus_url=bus_url)
@@ -229,7 +229,7 @@ async def running(root: Path, bus_url: str) -> AsyncIterator[Node]:
 
 @contextlib.contextmanager
 def tmpfs(place: Path, mib: int) -> Iterator[Path]:
-    """Mount a tmpfs that everybody may write to."""
+    """Mount a world-writable tmpfs."""
     place.mkdir()
     syscalls.mount("bench", str(place), "tmpfs", 0, f"size={mib}m,mode=1777")
     try:
@@ -240,8 +240,8 @@ def tmpfs(place: Path, mib: int) -> Iterator[Path]:
 
 
 def _cycles(process: subprocess.Popen[str]) -> Iterator[Cycle]:
-    assert process.stdin is not None, "a pipe was asked for"
-    assert process.stdout is not None, "a pipe was asked for"
+    assert process.stdin is not None, "the stream is a pipe"
+    assert process.stdout is not None, "the stream is a pipe"
     while True:
         process.stdin.write("\n")
         process.stdin.flush()

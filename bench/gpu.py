@@ -1,4 +1,4 @@
-"""Adapter: the plugin with eight GPUs: what it costs, and how fast a fault reaches the kubelet.
+"""Adapter: the plugin with eight GPUs: measures its cost, and the time from fault to kubelet.
 
 NVML is the fake of the tests (`tests/worlds/nvml`): its answers cost nothing, so the result is the
 cost of the plugin and the binding. It is compiled with the system's `cc` the first time.
@@ -25,7 +25,7 @@ Settings = Mapping[str, object]
 
 
 class Bench:
-    """The plugin under measurement, in a directory of its own."""
+    """The measured plugin, in its own directory."""
 
     def __init__(self, root: Path, url: str, *, quick: bool) -> None:
         self._root = root
@@ -140,7 +140,7 @@ async def measure(options: report.Options) -> list[report.Row]:
 async def _list(
     kubelet: listening_kubelet.ListeningKubelet, *, healthy: int
 ) -> listening_kubelet.Observed:
-    """Wait for a list with so many Healthy devices."""
+    """Wait for a list with this number of Healthy devices."""
     async with asyncio.timeout(_WAIT_S):
         while True:
             lines = await kubelet.lists.get()

@@ -1,10 +1,10 @@
-"""Adapter: one health service under load: ten thousand connections, a hundred thousand nodes.
+"""Adapter: processes: measures one health service with many connections and nodes.
 
-The plugins are `bench.connections`: real connections to a real nats-server, nothing behind them.
-nats-server, health, notifier and labeler are real processes; the Kubernetes API is the stand-in,
-and health does not use it. `idle`: one connection a node. `many`: a hundred nodes a connection.
-`curve`: both, and a thousand nodes. `storm`: nats-server is killed below all of them, and 37
-plugins die during the outage. `--quick`: 1,000 nodes, `idle` only.
+The plugins are `bench.connections`: real connections to a real nats-server, without plugin
+processes. nats-server, health, notifier and labeler are real processes; the Kubernetes API is the
+stand-in, and health does not use it. `idle`: one connection a node. `many`: a hundred nodes a
+connection. `curve`: both, and a thousand nodes. `storm`: nats-server is killed below all of them,
+and 37 plugins die during the outage. `--quick`: 1,000 nodes, `idle` only.
 
     python -m bench.health [--quick] [--only idle,many,storm] [--seconds 60] [--json FILE]
 """
@@ -50,9 +50,9 @@ _NODES: Final = "/api/v1/nodes"
 async def measure(
     options: report.Options, *, only: str = _ALL, seconds: float = _SECONDS
 ) -> report.Result:
-    """Measure each in a world of its own."""
+    """Measure each scenario in its own environment."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    # for nats-server and the connections' process, which inherit it
+    # nats-server and the process of the connections inherit the limit
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     rows: list[report.Row] = []
     points: list[_Load] = []
@@ -78,7 +78,7 @@ async def measure(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Load:
-    """What health cost with so many nodes."""
+    """The cost of health with a number of nodes."""
 
     nodes: int
     cpu_percent: float
@@ -87,7 +87,7 @@ class _Load:
 
 
 class _World:
-    """A NATS server, a health service, and a process that holds the connections."""
+    """A NATS server, a health service, and the process with the connections."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -96,7 +96,7 @@ class _World:
         self.fleet_process: asyncio.subprocess.Process | None = None
 
     async def start(self, links: int, nodes: int, *, blind_url: str = "") -> None:
-        """Start it all, and return when all are connected."""
+        """Start all processes, and return when all plugins are connected."""
         await self.server.start()
         file = self.directory / "health.json"
         settings = {"bus": {"url": self.server.url}, "blind": {"webhook_url": blind_url}}
@@ -115,13 +115,13 @@ class _World:
         await self.answer("listening")
 
     def command(self, words: str) -> None:
-        """Give the process that holds the connections a command."""
+        """Send a command to the process with the connections."""
         assert self.fleet_process is not None
         assert self.fleet_process.stdin is not None
         self.fleet_process.stdin.write(f"{words}\n".encode())
 
     async def answer(self, event: str) -> dict[str, Any]:
-        """Return the next message of this kind from the process that holds the connections."""
+        """Return the next message of this kind from the process with the connections."""
         assert self.fleet_process is not None
         assert self.fleet_process.stdout is not None
         while line := await self.fleet_process.stdout.readline():
@@ -131,7 +131,7 @@ class _World:
         raise RuntimeError("the connections' process ended")
 
     async def end(self) -> None:
-        """End it all."""
+        """End all processes."""
         if self.fleet_process is not None and self.fleet_process.returncode is None:
             self.fleet_process.kill()
             await self.fleet_process.wait()
@@ -140,12 +140,12 @@ class _World:
         await self.server.stop()
 
     async def metrics(self) -> dict[str, float]:
-        """Return health's metrics by their whole name."""
+        """Return health's metrics by name with labels."""
         lines = re.findall(r"^(muster_\S+) (\S+)$", await self._get("/metrics"), re.MULTILINE)
         return {name: float(value) for name, value in lines}
 
     async def fleet(self) -> dict[str, Any]:
-        """Return what health says of all together."""
+        """Return health's summary of the fleet."""
         fleet: dict[str, Any] = orjson.loads(await self._get("/state"))["fleet"]
         return fleet
 
@@ -214,7 +214,7 @@ async def _load(
 
 
 class _Subscriber:
-    """All that is published: verdicts, alerts, labels; and calls that health is disconnected."""
+    """Collects published verdicts, alerts and labels, and calls about a disconnected health."""
 
     def __init__(self, url: str) -> None:
         self.bus = bus.Bus(url, producer="bench/health", name="bench", owner=True)
@@ -224,7 +224,7 @@ class _Subscriber:
         self.disconnected = 0
 
     async def follow(self) -> None:
-        """Collect what is published from now on."""
+        """Collect all publications from now on."""
         await asyncio.gather(
             self._follow(streams.ALERTS, ["muster.verdict.>", "muster.alert.>"]),
             self._follow(streams.LABELS, streams.LABELS.subjects),
@@ -242,7 +242,7 @@ class _Subscriber:
                     self.labels += 1
 
     async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Count a call of health that it is disconnected, or connected again."""
+        """Count a call in which health reports that it is disconnected, or connected again."""
         await reader.readuntil(b"\r\n\r\n")
         self.disconnected += 1
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
@@ -251,7 +251,7 @@ class _Subscriber:
 
 
 async def _storm(nodes: int) -> list[report.Row]:
-    """Kill NATS below all of them, kill some of them meanwhile, and look who is found."""
+    """Kill NATS and, during the outage, some plugins; count which failures are detected."""
     clock = asyncio.get_running_loop().time
     async with contextlib.AsyncExitStack() as stack:
         people = await stack.enter_async_context(webhook_sink.sink())
@@ -322,9 +322,9 @@ async def _storm(nodes: int) -> list[report.Row]:
 
 
 async def _until_quiet(world: _World, restarted: float) -> float:
-    """Return how long after the restart nothing was in doubt any more."""
+    """Return how long after the restart no suspicion was left."""
     clock = asyncio.get_running_loop().time
-    # before that silence is not looked at
+    # before that, silence is not evaluated
     await asyncio.sleep(max(0.0, restarted + 5 + 3 * _HEARTBEAT_S - clock()))
     while clock() - restarted < 2 * _QUIET_WITHIN_S:
         now = await world.fleet()
@@ -337,7 +337,7 @@ async def _until_quiet(world: _World, restarted: float) -> float:
 async def _notified(
     world: _World, stack: contextlib.AsyncExitStack, people: webhook_sink.Sink
 ) -> None:
-    """Start a notifier that puts all alerts of a kind into one message."""
+    """Start a notifier that groups all alerts of a kind into one message."""
     settings = {
         "bus": {"url": world.server.url},
         "group_by": ["kind"],
@@ -350,7 +350,7 @@ async def _notified(
 async def _labelled(
     world: _World, exits: contextlib.AsyncExitStack, nodes: int
 ) -> aiohttp.ClientSession:
-    """Start a labeler that may write, over an API with some of the nodes; return the API."""
+    """Start a labeler that may write, with an API that has some of the nodes; return the API."""
     kubeconfig = world.directory / "kubeconfig"
     program = stack.kubernetes(str(kubeconfig))
     api = processes.Process(program, world.directory / "kubernetes.log")
@@ -388,7 +388,7 @@ def _differ(before: dict[str, Any], after: dict[str, Any]) -> int:
 
 
 def main() -> int:
-    """Run it from the command line."""
+    """Run the benchmark from the command line."""
     more = argparse.ArgumentParser(add_help=False)
     more.add_argument("--only", default=_ALL, help=f"which of {_ALL}")
     more.add_argument("--seconds", type=float, default=_SECONDS, help="how long each is measured")

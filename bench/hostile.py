@@ -1,12 +1,12 @@
-"""Adapter: one hostile node beside many honest ones: what the others notice of each attack.
+"""Adapter: processes: measures how attacks by one hostile node affect the honest nodes.
 
-`bench.production` is the world: muster as the production overlay has it. `bench.attacker` is the
-hostile node, with its own token, at full speed; `bench.attacks` has what it sends. Before, during
-and after each attack an honest plugin is killed every few seconds, and another node's inventory
-changes; the honest nodes publish events all the time. The time after begins 30 s after the attack.
+`bench.production` is the environment: muster as in the production overlay. `bench.attacker` is the
+hostile node, with its own token, at full speed; `bench.attacks` builds its messages. Before, during
+and after each attack, an honest plugin is killed every few seconds, another node's inventory
+changes, and the honest nodes publish events. The phase after the attack begins 30 s after its end.
 
-Every attack has a fresh world. The floor of a figure is the same figure before the attack. What did
-not happen counts as long as it was waited for.
+Every attack has a fresh environment. The floor of a figure is the same figure before the attack. A
+missing reaction counts with the full waiting time.
 
     python -m bench.hostile [--quick] [--nodes 1000] [--seconds 60] [--replicas 2]
                             [--only large,storm] [--json FILE]
@@ -37,11 +37,11 @@ _REPLICAS: Final = 2
 _EVENTS_S: Final = 20.0
 _RECOVERY_S: Final = 30.0
 _KILL_S: Final = 2.6
-"""Between two kills: more than four in ten seconds would be a mass failure of their own."""
+"""The interval between kills: more than four in ten seconds would be a mass failure."""
 _REVIVE_S: Final = 1.0
 _RENEW_S: Final = 8.0
 _LATE_S: Final = 60.0
-"""How much longer than the phase lasts its samples are waited for."""
+"""How long to wait for the samples of a phase after its end."""
 _INVENTORY_S: Final = 2.0
 _SAMPLE_S: Final = 0.5
 _PROBE_S: Final = 1.0
@@ -50,7 +50,7 @@ _DISCONNECTED: Final = "muster_health_disconnected_seconds_total"
 
 @dataclass(slots=True)
 class _Heard:
-    """What the services published, as an administrator hears it."""
+    """The services' publications, as received by an administrator."""
 
     verdicts: asyncio.Condition = field(default_factory=asyncio.Condition)
     fell_at: dict[str, float] = field(default_factory=dict)
@@ -61,7 +61,7 @@ class _Heard:
     stage: str = "before"
 
     async def receive(self, message: Any) -> None:
-        """Take one event."""
+        """Store one event."""
         now = asyncio.get_running_loop().time()
         try:
             event = codec.decode(message.subject, message.data).data
@@ -90,7 +90,7 @@ class _Heard:
     async def until(
         self, times: dict[str, float], node: str, since: float, within_s: float
     ) -> float:
-        """Return how long it took; `within_s` if it did not happen."""
+        """Return the delay; `within_s` if no such event was published."""
         loop = asyncio.get_running_loop()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout_at(since + within_s), self.verdicts:
@@ -100,7 +100,7 @@ class _Heard:
 
 
 class _Trial:
-    """One attack in a fresh world."""
+    """One attack in a fresh environment."""
 
     def __init__(self, world: production.World, attack: attacks.Attack, *, seconds: float) -> None:
         self._world = world
@@ -123,10 +123,10 @@ class _Trial:
             )
             exits.push_async_callback(hostile.end)
             await hostile.answer("listening")
-            # until all are connected, and have sent heartbeats
+            # wait until all are connected and have sent heartbeats
             await asyncio.sleep(10)
             phases = [await self._phase("before")]
-            # the last kill before the attack is not to be noticed during it
+            # the last kill before the attack must not be detected during it
             await asyncio.gather(*self._samples)
             hostile.command("go")
             phases.append(await self._phase("during"))
@@ -198,7 +198,7 @@ class _Trial:
             await asyncio.sleep(_KILL_S)
 
     async def _renew(self) -> None:
-        """Renew the leases of nodes that may be looked at: the others' are never asked for."""
+        """Renew the leases of nodes that may be checked; other leases are never read."""
         while True:
             await asyncio.gather(*(self._world.renew(node) for node in self._dead))
             await asyncio.sleep(_RENEW_S)
@@ -212,7 +212,7 @@ class _Trial:
         self._world.honest.command(f"revive {node}")
 
     async def _change_inventories(self, phase: hostile_rows.Phase, ends_at: float) -> None:
-        """Give one honest node after the other new GPUs; look when the labeler reacts."""
+        """Change the GPUs of one honest node after the other; measure the labeler's reaction."""
         while self._clock() < ends_at:
             changed = await self._world.honest.ask("change", "changed")
             story = self._labelled(phase, changed["node"], changed["at"])
@@ -234,7 +234,7 @@ class _Trial:
             await asyncio.sleep(_SAMPLE_S)
 
     async def _probe(self, phase: hostile_rows.Phase, service: str) -> None:
-        """Probe as a kubelet does, more often; both probes of all replicas."""
+        """Probe liveness and readiness of all replicas like a kubelet, but more often."""
         stretch_s = phase.not_ready_s[service] = phase.not_live_s[service] = 0.0
         while True:
             began_at = self._clock()
@@ -252,7 +252,7 @@ class _Trial:
         return (await self._world.metrics("health")).get(_DISCONNECTED, 0.0)
 
     async def _events(self) -> tuple[int, int, float]:
-        """Return how many events of honest nodes are lost, of how many, and the slowest one."""
+        """Return how many events of honest nodes were lost and published, and the slowest delay."""
         counted = await self._world.honest.ask("events", "events")
         stored = await self._stored()
         published: dict[str, int] = counted["published"]
@@ -261,7 +261,7 @@ class _Trial:
         return lost, sum(published.values()), max(counted["stored_s"], default=0.0)
 
     async def _stored(self) -> dict[str, int]:
-        """Return how many events of each subject their stream has, of honest nodes."""
+        """Return the number of stored events of honest nodes, by subject."""
         stored: dict[str, int] = {}
         for stream, subject in (
             (streams.EVENTS, f"muster.event.*.{connections.PLUGIN}.allocation.observed"),
@@ -274,7 +274,7 @@ class _Trial:
         return stored
 
     async def _restarts(self) -> dict[str, float]:
-        """Return how long health and labeler take to be ready after a restart."""
+        """Return how long health and labeler need to become ready after a restart."""
         taken_s = {}
         self._heard.stage = "restarted"
         for name in ("health", "labeler"):
@@ -319,7 +319,7 @@ async def _admin(world: production.World) -> AsyncIterator[bus_subjects.Client]:
 async def measure(
     options: report.Options, *, only: str, seconds: float, nodes: int, replicas: int
 ) -> list[report.Row]:
-    """Measure each attack in a world of its own."""
+    """Measure each attack in its own environment."""
     chosen = [attacks.Attack(name) for name in only.split(",")] if only else [*attacks.Attack]
     if options.quick:
         chosen, seconds, nodes, replicas = [attacks.Attack.STORM], 12.0, 100, 1
@@ -336,7 +336,7 @@ async def measure(
 
 
 def main() -> int:
-    """Run it from the command line."""
+    """Run the benchmark from the command line."""
     more = argparse.ArgumentParser(add_help=False)
     more.add_argument("--only", default="", metavar="ATTACKS", help=", ".join(attacks.Attack))
     more.add_argument("--seconds", type=float, default=_SECONDS, help="how long each phase lasts")

@@ -1,8 +1,8 @@
-"""Pure: the figures of `bench.hostile`: what the others noticed of an attack, as a table.
+"""Pure: computes the table of `bench.hostile`: the effects of an attack on the honest nodes.
 
-The targets are those of the issue: verdicts on others at most 1.5 times as late as before, none of
-their events lost, health within 200 MiB and never blind, the labeler within 2 s, and after the
-attack all as before it.
+The targets: verdicts on other nodes are at most 1.5 times as late as before, none of their events
+is lost, health uses at most 200 MiB and is never blind, the labeler reacts within 2 s, and after
+the attack everything is as before.
 """
 
 import dataclasses
@@ -19,14 +19,14 @@ _LATER: Final = 1.5
 _HEALTH_MIB: Final = 200.0
 _POD_MIB: Final = 512.0
 _NATS_MIB: Final = 1024.0
-"""The limits of the pods, as shipped."""
+"""The memory limits of the pods in the manifests."""
 _READY_S: Final = 10.0
 _STORMS_SHOWN: Final = 2
 
 
 @dataclass(slots=True)
 class Phase:
-    """What was measured in one phase."""
+    """The measurements of one phase."""
 
     name: str
     seconds: float = 0.0
@@ -36,13 +36,13 @@ class Phase:
     cpu_percent: dict[str, float] = field(default_factory=dict)
     not_ready_s: dict[str, float] = field(default_factory=dict)
     not_live_s: dict[str, float] = field(default_factory=dict)
-    """The longest stretch in which /healthz did not answer well."""
+    """The longest period in which /healthz failed."""
     disconnected_s: float = 0.0
 
 
 @dataclass(slots=True, kw_only=True)
 class Outcome:
-    """All that is known of one attack."""
+    """The results of one attack."""
 
     attack: attacks.Attack
     phases: list[Phase]
@@ -54,7 +54,7 @@ class Outcome:
     published: int
     slowest_s: float
     wrong: int
-    """Honest nodes with a verdict though nobody had killed their plugin."""
+    """Honest nodes with a verdict although their plugin was not killed."""
     about_node: Counter[str]
     about_others: Counter[str]
     storms: list[str]
@@ -111,7 +111,7 @@ def _counts(alerts: Counter[str]) -> str:
 
 
 def _detections(name: str, phases: list[Phase]) -> list[report.Row]:
-    """Return the delays of each phase, beside those before."""
+    """Return the detection delays of each phase, compared with those before the attack."""
     rows: list[report.Row] = []
     floors: list[float] = []
     for phase in phases:
@@ -133,7 +133,7 @@ def _detections(name: str, phases: list[Phase]) -> list[report.Row]:
 
 
 def _labelling(name: str, phases: list[Phase]) -> list[report.Row]:
-    """Return the labeler's slowest reactions, beside those before."""
+    """Return the labeler's slowest reactions, compared with those before the attack."""
     slowest_s = [max(phase.inventories_s) for phase in phases]
     return [
         report.row(
@@ -149,7 +149,7 @@ def _labelling(name: str, phases: list[Phase]) -> list[report.Row]:
 
 
 def _readiness(name: str, phases: list[Phase]) -> report.Row:
-    """Return how long any service was not ready, or not live, during and after."""
+    """Return how long any service was not ready or not live, during and after the attack."""
     said = []
     for phase in phases[1:]:
         for what, spent in (("not ready", phase.not_ready_s), ("not live", phase.not_live_s)):
@@ -160,7 +160,7 @@ def _readiness(name: str, phases: list[Phase]) -> report.Row:
 
 
 def _cost(name: str, service: str, phases: list[Phase]) -> report.Row:
-    """Return what the largest replica of a service took, beside before."""
+    """Return the cost of a service's largest replica, compared with that before the attack."""
     before, during, after = phases
     cpu = ", ".join(f"{phase.cpu_percent[service]:.1f} {phase.name}" for phase in phases)
     return report.row(

@@ -1,4 +1,4 @@
-"""Adapter: one labeler and its commands: ten thousand nodes, checked, labelled, kept right.
+"""Adapter: processes: measures the labeler and its commands with ten thousand nodes.
 
 python -m bench.labeler [--quick] [--json FILE]
 """
@@ -29,7 +29,7 @@ _STATUS: Final = {"Content-Type": "application/merge-patch+json"}
 _PRODUCTS: Final = (("NVIDIA H100 80GB HBM3", 81_559, "h100"), ("NVIDIA L4", 23_034, "l4"))
 _AT_ONCE: Final = 64
 _STATUS_INTERVAL_S: Final = 300.0
-"""How often a kubelet writes a status that did not change (nodeStatusReportFrequency)."""
+"""How often a kubelet writes an unchanged status (nodeStatusReportFrequency)."""
 _RATE: Final = 100
 _AUDIT_LOG: Final = "audit.log"
 
@@ -49,7 +49,7 @@ async def measure(options: report.Options) -> list[report.Row]:
 
 
 class _Cluster:
-    """The API stand-in in a process of its own, with many nodes."""
+    """The API stand-in in its own process, with many nodes."""
 
     def __init__(self, directory: Path, url: str) -> None:
         self._directory = directory
@@ -81,7 +81,7 @@ class _Cluster:
         ]
 
     async def labelled(self, count: int) -> list[report.Row]:
-        """Label all nodes, and measure how fast the writes arrive."""
+        """Label all nodes, and measure the rate of writes."""
         self._audit_log.write_bytes(b"")
         words = ("label-gpus", "--apply", "--yes", "--rate", str(_RATE), "--timeout", "60s")
         measured = await command(words, self._kubeconfig)
@@ -193,7 +193,7 @@ class _Cluster:
             await asyncio.sleep(0.01)
 
     def _received(self) -> list[float]:
-        """Return when the API received each write to a node, in order, by its audit log."""
+        """Return the times of the writes to nodes, in order, from the API's audit log."""
         lines = [orjson.loads(line) for line in self._audit_log.read_bytes().splitlines()]
         writes = [line for line in lines if line["requestURI"].startswith(_NODES)]
         times = [datetime.fromisoformat(line["requestReceivedTimestamp"]) for line in writes]
@@ -206,7 +206,7 @@ class _Cluster:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What a command took: time, peak memory, and its exit code."""
+    """The cost of a command: time, peak memory, and its exit code."""
 
     wall_s: float
     peak_mib: float
@@ -279,7 +279,7 @@ async def _report(connected: bus.Bus, number: int) -> None:
 
 
 def _most_within(times: Sequence[float], within_s: float) -> float:
-    """Return the highest rate in any such period, per second."""
+    """Return the highest rate in any period of this length, per second."""
     most = first = 0
     for last, at in enumerate(times):
         while at - times[first] >= within_s:

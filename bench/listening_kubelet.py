@@ -1,7 +1,7 @@
-"""Adapter: a kubelet that only listens, and notes when a plugin did what.
+"""Adapter: gRPC: a minimal kubelet that records the times of a plugin's actions.
 
-It does what a kubelet does to a plugin (answers Register, opens one ListAndWatch, removes sockets
-at its restart) and nothing besides, so that what is measured is the plugin.
+It does only what a kubelet does to a plugin (answers Register, opens one ListAndWatch, removes
+sockets at its restart), so that only the plugin is measured.
 """
 
 import asyncio
@@ -17,11 +17,11 @@ from muster.pb import deviceplugin_pb2 as dp
 from muster.pb import rpc
 
 NEVER_S: Final = 8.0
-"""What did not come after this time counts as so long."""
+"""The longest wait, which is also the value of a missing reaction."""
 
 
 class Observed(NamedTuple):
-    """One Register, one device list or the end of a stream; the counts are those of the list."""
+    """One Register, device list or end of a stream; the counts describe the list."""
 
     at: float
     resource: str
@@ -30,7 +30,7 @@ class Observed(NamedTuple):
 
 
 class ListeningKubelet:
-    """A kubelet.sock in a directory, and the streams it has open; an async context manager."""
+    """A kubelet.sock in a directory, and its open streams; an async context manager."""
 
     def __init__(self, sockets: Path) -> None:
         self.sockets = sockets
@@ -53,7 +53,7 @@ class ListeningKubelet:
     async def register(
         self, request: dp.RegisterRequest, context: rpc.Context[dp.RegisterRequest, dp.Empty]
     ) -> dp.Empty:
-        """Note the moment, and follow the device list from now on."""
+        """Record the time, and follow the device list."""
         del context
         name = request.resource_name
         self.registered.put_nowait(Observed(time.perf_counter(), name))
@@ -62,14 +62,14 @@ class ListeningKubelet:
         return dp.Empty()
 
     async def until_registered(self, started: float) -> float:
-        """Return the seconds from then to the next Register."""
+        """Return the seconds from `started` to the next Register."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(NEVER_S):
                 return (await self.registered.get()).at - started
         return NEVER_S
 
     async def until_listed(self, resource: str, *, healthy: int) -> Observed:
-        """Return the next list of this resource with so many Healthy devices."""
+        """Return the next list of this resource with `healthy` Healthy devices."""
         async with asyncio.timeout(NEVER_S):
             while True:
                 listed = await self.lists.get()
@@ -77,7 +77,7 @@ class ListeningKubelet:
                     return listed
 
     async def quiet(self) -> None:
-        """Wait until nothing more comes, and forget what came."""
+        """Wait until no more observations arrive, and discard them."""
         while True:
             came = 0
             for queue in (self.registered, self.lists, self.ends):
@@ -89,14 +89,14 @@ class ListeningKubelet:
             await asyncio.sleep(0.1)
 
     async def drop(self, resource: str) -> None:
-        """Close the connection, as after an error on its stream."""
+        """Close the connection, as after a stream error."""
         stream = self._streams.pop(resource, None)
         if stream is not None:
             stream.cancel()
             await asyncio.wait([stream])
 
     async def restart(self) -> float:
-        """Do what a restart does; return a moment before kubelet.sock can be seen again."""
+        """Simulate a restart; return a time just before kubelet.sock is visible again."""
         await self._server.stop(None)
         for resource in [*self._streams]:
             await self.drop(resource)

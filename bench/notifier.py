@@ -20,7 +20,7 @@ _AT_ONCE_TIMES: Final = {"group_wait_s": 0, "group_interval_s": 300, "repeat_int
 
 
 async def measure(options: report.Options) -> list[report.Row]:
-    """Measure each by itself, with a NATS server and a notifier of its own."""
+    """Measure each scenario separately, with its own NATS server and notifier."""
     directory = Path(tempfile.mkdtemp(prefix="mu-"))
     alerts = 200 if options.quick else 1_000
     try:
@@ -33,7 +33,7 @@ async def measure(options: report.Options) -> list[report.Row]:
 
 
 async def _storm(directory: Path) -> list[report.Row]:
-    """10,000 alerts of one kind on as many nodes; then all of them end."""
+    """Measure 10,000 alerts of one kind on as many nodes, and their resolution."""
     clock = asyncio.get_running_loop().time
     gate = asyncio.Semaphore(_AT_ONCE)
     async with (
@@ -101,9 +101,9 @@ async def _storm(directory: Path) -> list[report.Row]:
 
 
 async def _latency(directory: Path, *, alerts: int) -> tuple[list[float], list[float]]:
-    """Return how long each alert took from the bus to a receiver: alone, and beside a stuck one.
+    """Return each alert's delay from the bus to a receiver: alone, and beside a stuck receiver.
 
-    Both are measured in turns, so that other load of this machine affects both.
+    Both are measured in turns, so that other load on this machine affects both.
     """
     clock = asyncio.get_running_loop().time
 
@@ -166,7 +166,7 @@ def _latency_rows(alone: list[float], beside: list[float]) -> list[report.Row]:
 
 
 async def _rate(directory: Path, *, messages: int) -> list[report.Row]:
-    """Measure the shortest time between two messages to a receiver with a rate limit."""
+    """Measure the minimum time between two messages to a receiver with a rate limit."""
     async with webhook_sink.sink() as slow, webhook_sink.world(directory) as world:
         await world.start(
             {"slow": slow}, limits={"slow": {"rate_per_s": 1.0, "burst": 1}}, **_AT_ONCE_TIMES

@@ -1,10 +1,10 @@
-"""Adapter: other device plugins beside ours: the same work, in one run, before the same kubelet.
+"""Adapter: processes: compares our plugin with other device plugins, with the same kubelet.
 
 NVIDIA's plugin (`make cluster` builds it) and ours serve eight GPUs of the stand-in for NVML; a
-generic-device-plugin in the PATH serves device nodes beside ours. The kubelet only listens; where
-MUSTER_KUBELET_DIR names a real one (and MUSTER_KUBELET_RESTART restarts it), starts and restarts
-are measured there too, and its node keeps the resources. Our bus is a real one. An empty plugin
-shows what Python and grpcio cost without one of ours.
+generic-device-plugin in the PATH serves device nodes beside ours. The kubelet only listens. If
+MUSTER_KUBELET_DIR names a real kubelet (and MUSTER_KUBELET_RESTART restarts it), starts and
+restarts are also measured with it; its node keeps the resources. Our bus is real. An empty plugin
+shows the cost of Python and grpcio alone.
 """
 
 import asyncio
@@ -37,7 +37,9 @@ GENERIC: Final = "generic-device-plugin"
 GPU: Final = "nvidia.com/gpu"
 _SETTLE_S: Final = 6.0
 _REPAIR_S: Final = 2.2
-"""A loss soon after a loss is repaired with a delay, on purpose."""
+"""The pause between losses, because a second loss soon after the first is repaired later, on
+purpose.
+"""
 _REAL_S: Final = 60.0
 _POLL_S: Final = 0.02
 _NEVER: Final = f"{listening_kubelet.NEVER_S:g} s: never"
@@ -45,10 +47,10 @@ _NEVER: Final = f"{listening_kubelet.NEVER_S:g} s: never"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contender:
-    """A plugin that serves one resource with so many devices for the kubelet in a folder.
+    """A plugin that serves one resource with several devices to the kubelet in a directory.
 
-    `change` does something to the nth device and returns how many devices are Healthy then; None
-    for the empty plugin, which notices nothing.
+    `change` changes the nth device and returns the resulting number of Healthy devices; None for
+    the empty plugin, which detects no changes.
     """
 
     name: str
@@ -61,18 +63,18 @@ class Contender:
     changed: str
 
     def living(self) -> contextlib.AbstractAsyncContextManager[asyncio.subprocess.Process]:
-        """Run it."""
+        """Run the plugin."""
         return programs.running(self.command, self.environment, errors=asyncio.subprocess.DEVNULL)
 
     def rows(
         self, what: str, samples: Sequence[float], unit: str, how: str, floor: float | None = None
     ) -> list[report.Row]:
-        """Return median and worst; a plugin's figure stands beside that of its peers."""
+        """Return median and maximum; a plugin's figures are listed beside those of its peers."""
         return report.spread(f"{what}: {self.name}", samples, unit, how=how, floor=floor)
 
 
 async def starts(contenders: Sequence[Contender], times: int) -> list[report.Row]:
-    """Start each in turn, so many times."""
+    """Start the plugins in turn, `times` times."""
     taken: dict[str, list[float]] = {contender.name: [] for contender in contenders}
     bare = []
     for _ in range(times):
@@ -96,7 +98,7 @@ async def starts(contenders: Sequence[Contender], times: int) -> list[report.Row
 async def idle(
     contenders: Sequence[Contender], pids: Sequence[int], seconds: float
 ) -> list[report.Row]:
-    """Let all of them do nothing, at the same time."""
+    """Measure all plugins idling at the same time."""
     await asyncio.sleep(_SETTLE_S)
     before, began = [programs.cpu_s(pid) for pid in pids], time.perf_counter()
     await asyncio.sleep(seconds)
@@ -115,7 +117,7 @@ async def idle(
 
 
 async def allocations(contender: Contender, calls: int) -> list[report.Row]:
-    """Ask for one device, again and again."""
+    """Allocate one device repeatedly."""
     taken, empty = [], []
     path = contender.kubelet.endpoints[contender.resource]
     options = [("grpc.default_authority", "localhost")]
@@ -137,7 +139,7 @@ async def allocations(contender: Contender, calls: int) -> list[report.Row]:
 
 
 async def changes(contender: Contender, times: int) -> list[report.Row]:
-    """Do something to devices, until the kubelet has it in the list."""
+    """Change devices, and wait until the kubelet's list shows each change."""
     taken: list[float] = []
     if contender.change is None:
         return []
@@ -154,7 +156,7 @@ async def changes(contender: Contender, times: int) -> list[report.Row]:
 
 
 async def losses(contender: Contender, times: int) -> list[report.Row]:
-    """Lose what a plugin can lose, until it registers again."""
+    """Cause each kind of loss, and wait until the plugin registers again."""
     kubelet = contender.kubelet
     rows: list[report.Row] = []
 
@@ -181,7 +183,7 @@ async def losses(contender: Contender, times: int) -> list[report.Row]:
             await kubelet.quiet()
             await asyncio.sleep(_REPAIR_S)
             if taken and taken[-1] >= listening_kubelet.NEVER_S:
-                # what did not come back has nothing more to lose
+                # a plugin that did not recover cannot lose anything more
                 await kubelet.until_registered(await kubelet.restart())
             taken.append(await kubelet.until_registered(await lose()))
         rows += contender.rows(
@@ -191,7 +193,7 @@ async def losses(contender: Contender, times: int) -> list[report.Row]:
 
 
 async def before_real(contender: Contender, root: Path, times: int) -> list[report.Row]:
-    """Start it before the real kubelet, and restart that kubelet, until it lists the devices."""
+    """Start it with the real kubelet, and restart the kubelet; wait for the devices each time."""
     restart = shlex.split(os.environ.get("MUSTER_KUBELET_RESTART", ""))
     began, again = [], []
     for _ in range(times):
@@ -210,7 +212,7 @@ async def before_real(contender: Contender, root: Path, times: int) -> list[repo
 
 
 async def _allocatable(root: Path, contender: Contender, started: float) -> float:
-    """Return the seconds until the kubelet says that the devices can be had."""
+    """Return the seconds until the kubelet reports the devices as allocatable."""
     while (seconds := time.perf_counter() - started) < _REAL_S:
         with contextlib.suppress(Exception):
             listing = await podresources.query(root / podresources.SOCKET)
@@ -243,7 +245,7 @@ def _new(
 
 
 def _with_nodes(root: Path, url: str, real: Path | None) -> Iterator[Contender]:
-    """Yield the plugins that serve a device node, and a second one while it is there."""
+    """Yield the plugins that serve one device node, and a second one while it exists."""
     devices = root / "devices"
     devices.mkdir(parents=True)
     paths = [{"path": "/dev/null"}, {"path": str(devices / "ho?")}]
@@ -288,7 +290,7 @@ def _with_nodes(root: Path, url: str, real: Path | None) -> Iterator[Contender]:
 
 @contextlib.asynccontextmanager
 async def _with_gpus(root: Path, url: str, real: Path | None) -> AsyncIterator[list[Contender]]:
-    """Give the plugins that serve eight GPUs, each before an NVML of its own."""
+    """Yield the plugins that serve eight GPUs, each with its own NVML."""
     machine = device_plugins.Machine(scene=scenes.h100x8())
     commands = {
         "muster, GPUs": device_plugins.muster_command(),
@@ -331,7 +333,7 @@ async def _contenders(
 
 
 async def measure(options: report.Options) -> list[report.Row]:
-    """Measure every plugin before the listening kubelet, then before the real one."""
+    """Measure every plugin with the listening kubelet, then with the real one."""
     rows: list[report.Row] = []
     async with programs.arena("bench/peers", muster, muster_plugin) as (root, url):
         async with contextlib.AsyncExitStack() as stack:
@@ -342,7 +344,7 @@ async def measure(options: report.Options) -> list[report.Row]:
             processes = [await stack.enter_async_context(c.living()) for c in contenders]
             rows += await idle(contenders, [p.pid for p in processes], 6 if options.quick else 60)
             for contender in contenders:
-                # before a second stream: NVIDIA's plugin tells a change to one stream only
+                # before a second stream: NVIDIA's plugin sends a change to one stream only
                 rows += await changes(contender, 2 if options.quick else 8)
                 rows += await allocations(contender, 300 if options.quick else 5000)
             times = 1 if options.quick else 5

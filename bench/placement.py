@@ -1,7 +1,7 @@
-"""Adapter: times the preferred allocation on a machine with 16 GPUs, at worst.
+"""Adapter: the clock: measures the worst case of preferred allocation among 16 GPUs.
 
-Every request size is timed on machines that differ in how their GPUs are connected: by a tree of
-PCIe switches, all alike, by NVLinks across the tree, and at random, which is the worst.
+Every request size is measured on machines with different GPU topologies: a tree of PCIe switches,
+all links alike, NVLinks across the tree, and random links, which are the worst case.
 """
 
 import random
@@ -27,7 +27,7 @@ Joins = Callable[[int, int], gpu.Link]
 
 
 def rows(*, quick: bool) -> list[report.Row]:
-    """Measure; the target is for the worst of all sizes and machines, each time the median."""
+    """Measure medians; the target applies to the worst of all sizes and machines."""
     times = 3 if quick else 9
     measured = []
     worst = 0.0

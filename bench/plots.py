@@ -1,4 +1,4 @@
-"""Adapter: matplotlib: the plots of docs/performance.md; equal data give equal files."""
+"""Adapter: matplotlib: draws the plots of docs/performance.md; equal data give equal files."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,7 @@ from matplotlib import pyplot as plt
 
 
 def draw(results: Mapping[str, Any], folder: Path) -> dict[str, list[tuple[str, str]]]:
-    """Draw what can be drawn of the results; return (title, file) by benchmark."""
+    """Draw the plots for the results; return (title, file) by benchmark."""
     mpl.use("svg")
     mpl.rcParams["svg.hashsalt"] = "muster"
     drawn: dict[str, list[tuple[str, str]]] = {}

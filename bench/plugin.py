@@ -1,6 +1,6 @@
-"""Adapter: the plugin: its start, its cost, and how fast it is back after a loss.
+"""Adapter: processes: measures the plugin's start, cost and recovery after losses.
 
-`bench.peers` does some of it with other plugins beside ours.
+`bench.peers` compares some of these figures with other plugins.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ Command = Callable[[Path], list[str]]
 
 
 class Bench:
-    """One plugin under measurement: the command that starts it, for a kubelet's directory."""
+    """The measured plugin: the command that starts it, for a kubelet's directory."""
 
     def __init__(self, command: Command, root: Path, *, quick: bool) -> None:
         self._command = command
@@ -50,7 +50,7 @@ class Bench:
         return self.rows
 
     async def own(self) -> list[report.Row]:
-        """Measure hot-plug, faults, growth."""
+        """Measure hot-plug, faults and memory growth."""
         async with self._living() as (kubelet, process):
             await kubelet.quiet()
             await self._hot_plug(kubelet)
@@ -59,7 +59,7 @@ class Bench:
         return self.rows
 
     def add(self, rows: Iterable[report.Row]) -> None:
-        """Add figures."""
+        """Append rows of figures."""
         self.rows.extend(rows)
 
     @contextlib.asynccontextmanager
@@ -150,7 +150,7 @@ class Bench:
             dropped.append(await kubelet.until_registered(started))
         for _ in range(5):
             await kubelet.quiet()
-            # a loss soon after a loss is repaired with a delay, on purpose
+            # a second loss soon after the first is repaired later, on purpose
             await asyncio.sleep(2.2)
             started = time.perf_counter()
             kubelet.endpoints[resource].unlink(missing_ok=True)

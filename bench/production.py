@@ -1,8 +1,8 @@
-"""Adapter: muster as k8s/overlays/production has it, on this machine, with many honest nodes.
+"""Adapter: processes: runs muster as in k8s/overlays/production here, with many honest nodes.
 
-Real: three nats-servers with TLS, one gate, and health, labeler and notifier with the settings that
-are shipped. Simulated: the Kubernetes API, and the plugins: one process holds the connections of
-all of them (`bench.connections`), one for each node, with a token of its own.
+Real: three nats-servers with TLS, one gate, and health, labeler and notifier with the shipped
+settings. Simulated: the Kubernetes API and the plugins: one process opens a connection for each
+node, with the node's token (`bench.connections`).
 """
 
 import asyncio
@@ -47,25 +47,25 @@ _GET_S: Final = 5.0
 
 
 class Program:
-    """A process that is told commands on stdin, and answers with JSON lines."""
+    """A process that reads commands from stdin, and answers with JSON lines."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self.process = process
         self._asking = asyncio.Lock()
 
     async def ask(self, words: str, event: str) -> dict[str, Any]:
-        """Give a command, and return its answer."""
+        """Send a command, and return its answer."""
         async with self._asking:
             self.command(words)
             return await self.answer(event)
 
     def command(self, words: str) -> None:
-        """Give a command."""
+        """Send a command."""
         assert self.process.stdin is not None
         self.process.stdin.write(f"{words}\n".encode())
 
     async def answer(self, event: str) -> dict[str, Any]:
-        """Return its next message of this kind."""
+        """Return the process's next message of this kind."""
         assert self.process.stdout is not None
         while line := await self.process.stdout.readline():
             message: dict[str, Any] = orjson.loads(line)
@@ -74,14 +74,14 @@ class Program:
         raise RuntimeError("a program of the bench ended")
 
     async def end(self) -> None:
-        """End it."""
+        """End the process."""
         if self.process.returncode is None:
             self.process.kill()
             await self.process.wait()
 
 
 class World:
-    """All of it; an async context manager."""
+    """The whole environment; an async context manager."""
 
     def __init__(self, *, nodes: int, replicas: int, events_s: float, names: Sequence[str]) -> None:
         self.directory = Path()
@@ -95,7 +95,7 @@ class World:
         self._open = contextlib.AsyncExitStack()
 
     async def __aenter__(self) -> Self:
-        """Start all, and return when every plugin is known to be well."""
+        """Start all processes, and return when health reports every plugin healthy."""
         async with contextlib.AsyncExitStack() as exits:
             self.directory = Path(tempfile.mkdtemp(prefix="mu-"))
             exits.callback(shutil.rmtree, self.directory, ignore_errors=True)
@@ -136,11 +136,11 @@ class World:
         error: BaseException | None,
         at: TracebackType | None,
     ) -> None:
-        """End all."""
+        """End all processes."""
         await self._open.__aexit__(kind, error, at)
 
     async def program(self, module: str, *words: str) -> Program:
-        """Start a program of the bench."""
+        """Start a program of the benchmarks."""
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", module, "--url", self.urls),
             *("--tokens", str(self.directory / "tokens.json"), *words),
@@ -160,7 +160,7 @@ class World:
         }
 
     async def metrics(self, service: str) -> dict[str, float]:
-        """Return the metrics of all replicas of a service, added up; those that answer in time."""
+        """Return the sums of the metrics of all replicas of a service that answer in time."""
         total: dict[str, float] = {}
         for process in self.services[service]:
             _, text = await get(process, "/metrics")
@@ -184,7 +184,7 @@ class World:
     async def _service(
         self, exits: contextlib.AsyncExitStack, name: str, number: int
     ) -> processes.Process:
-        """Start one replica with the settings that are shipped."""
+        """Start one replica with the shipped settings."""
         shipped: dict[str, Any] = yaml.safe_load((_SETTINGS / f"{name}.yaml").read_text())
         where = {"kubeconfig": str(self.directory / "kubeconfig")}
         shipped["bus"] = {"url": self.urls}
@@ -228,7 +228,7 @@ class World:
 
 
 async def get(process: processes.Process, path: str) -> tuple[int, str]:
-    """Return what a service answers within the time of a probe; status 0: nothing."""
+    """Return a service's answer within a probe's timeout; status 0 means no answer."""
 
     def ask() -> tuple[int, str]:
         try:
@@ -245,7 +245,7 @@ async def get(process: processes.Process, path: str) -> tuple[int, str]:
 
 @contextlib.contextmanager
 def _set(variables: dict[str, str]) -> Iterator[None]:
-    """Set variables of the environment for a while."""
+    """Set environment variables until the block ends."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:
@@ -293,7 +293,7 @@ def _now() -> str:
 
 
 def _token(node: str) -> str:
-    """Return a token as the cluster issues it to the plugin on a node."""
+    """Return a token like the one that the cluster issues to a node's plugin."""
     return token_issuer.token(token_issuer.claims(node, at=time.time()), "e1", "ES256")
 
 

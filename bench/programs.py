@@ -1,4 +1,4 @@
-"""Adapter: the processes under measurement: starts them, and reads what they cost."""
+"""Adapter: processes: starts the measured processes, and reads their CPU time and memory."""
 
 import array
 import asyncio
@@ -21,13 +21,13 @@ from muster.nats import bus
 _END_S = 10.0
 _PRESENT = 1 << 63
 _FRAME = (1 << 55) - 1
-"""Of the entries of /proc/PID/pagemap."""
+"""Masks for the entries of /proc/PID/pagemap."""
 _USER_PAGES = (1 << 47) // mmap.PAGESIZE
 
 
 @contextlib.asynccontextmanager
 async def arena(producer: str, *packages: ModuleType) -> AsyncIterator[tuple[Path, str]]:
-    """Yield a directory and the URL of a bus; the packages are compiled, as when installed."""
+    """Yield a directory and the URL of a bus; packages are compiled, as after an installation."""
     for package in packages:
         compileall.compile_dir(Path(package.__file__ or "").parent, quiet=2)
     root = Path(tempfile.mkdtemp(prefix="mu-"))
@@ -49,7 +49,7 @@ async def running(
     *,
     errors: int | None = None,
 ) -> AsyncIterator[asyncio.subprocess.Process]:
-    """Run a program, whose errors go there; end it in order, or by force."""
+    """Run a program with stderr to `errors`; at the end, terminate it, or kill it."""
     process = await asyncio.create_subprocess_exec(
         *command,
         env=os.environ
@@ -72,7 +72,7 @@ async def running(
 
 
 async def bare_interpreter() -> tuple[float, float]:
-    """Return what Python alone costs: seconds of `import asyncio`, and its resident MiB."""
+    """Return the cost of Python alone: seconds of `import asyncio`, and its resident MiB."""
     code = "import asyncio, sys; sys.stdout.write('.'); sys.stdout.flush(); sys.stdin.read()"
     started = time.perf_counter()
     process = await asyncio.create_subprocess_exec(
@@ -80,7 +80,7 @@ async def bare_interpreter() -> tuple[float, float]:
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
     )
-    assert process.stdout is not None, "a pipe was asked for"
+    assert process.stdout is not None, "the stream is a pipe"
     await process.stdout.readexactly(1)
     seconds, memory = time.perf_counter() - started, resident_mib(process.pid)
     await process.communicate(b"")
@@ -95,14 +95,14 @@ def resident_mib(pid: int) -> float:
 
 
 def proportional_mib(pid: int) -> float:
-    """Return the memory of a process, with its share of what others have mapped too (PSS)."""
+    """Return the memory of a process, with its share of pages shared with others (PSS)."""
     rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
     line = next(line for line in rollup.splitlines() if line.startswith("Pss:"))
     return int(line.split()[1]) / 1024
 
 
 def distinct_mib(pids: Sequence[int]) -> float:
-    """Return the memory of processes, each page once, whoever else has it mapped (as root only)."""
+    """Return the memory of processes, counting each page once (as root only)."""
     pages: set[int] = set()
     for pid in pids:
         with Path(f"/proc/{pid}/pagemap").open("rb") as pagemap:
@@ -119,7 +119,7 @@ def distinct_mib(pids: Sequence[int]) -> float:
 
 
 def whole_cpu_s(pid: int) -> float:
-    """Return the CPU time of a process, with that of threads that have ended."""
+    """Return the CPU time of a process, including threads that have ended."""
     # clock_getcpuclockid(3): how Linux numbers the clock of a process
     return time.clock_gettime((~pid << 3) | 2)
 
@@ -131,5 +131,5 @@ def cpu_s(pid: int) -> float:
 
 
 def descriptors(pid: int) -> int:
-    """Return how many files a process has open."""
+    """Return the number of open files of a process."""
     return len([*Path(f"/proc/{pid}/fd").iterdir()])

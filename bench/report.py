@@ -1,12 +1,12 @@
-"""Adapter: the reader of a benchmark: one table on stdout, one JSON file, the same for all.
+"""Adapter: stdout and files: writes the table and the JSON file of every benchmark.
 
 The contract: `python -m bench.<name> [--quick] [--json FILE]`; `--quick` ends within 60 s; exit
-code 0 even when a target is missed, because the table says so, and 1 only when the benchmark
-itself failed. The JSON is `{"bench", "machine", "rows", "series"}`.
+code 0 even if a target is missed, because the table shows it, and 1 only if the benchmark itself
+failed. The JSON is `{"bench", "machine", "rows", "series"}`.
 
-Every sample counts: what did not happen counts as the longest time that was waited for it. Fewer
-than 100 samples have no 99th percentile; their maximum is shown. Beside a figure stands its floor,
-which is what the machine takes for nothing: an interpreter that only starts, an empty call.
+Every sample counts: a missing reaction counts with the full waiting time. Fewer than 100 samples
+have no 99th percentile; their maximum is shown instead. Beside a figure is its floor, the cost of
+doing nothing on this machine: an interpreter that only starts, an empty call.
 """
 
 import argparse
@@ -31,9 +31,10 @@ _ENOUGH_FOR_P99: Final = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One figure. `target` is the most it may be (None: no target); `how` it was measured.
+    """One figure.
 
-    `floor` is what nothing costs on this machine, in the same unit (None: not measured).
+    `target` is its maximum (None: no target); `how` says how it was measured. `floor` is the cost
+    of doing nothing on this machine, in the same unit (None: not measured).
     """
 
     name: str
@@ -45,7 +46,7 @@ class Row:
 
     @property
     def ok(self) -> bool:
-        """Whether the figure keeps its target."""
+        """Whether the figure meets its target."""
         return self.target is None or self.value <= self.target
 
     @property
@@ -63,7 +64,7 @@ class Options:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What a benchmark measured.
+    """The result of a benchmark.
 
     `series` are for plots: samples by name, or points (x, y) by name.
     """
@@ -80,7 +81,7 @@ Measure = Callable[[Options], Coroutine[None, None, "list[Row] | Result"]]
 def main(bench: str, measure: Measure, *, more: argparse.ArgumentParser | None = None) -> int:
     """Run a benchmark from its command line; return the exit code.
 
-    The caller parsed the options of `more`; here they are only allowed, and shown in the help.
+    The caller has parsed the options in `more`; here they are only accepted, and shown in the help.
     """
     parser = argparse.ArgumentParser(
         prog=f"python -m bench.{bench}", parents=[more] if more else []
@@ -108,7 +109,7 @@ def spread(
     median_target: float | None = None,
     floor: float | None = None,
 ) -> list[Row]:
-    """Return the median, and the 99th percentile or the maximum, which `target` is for."""
+    """Return the median, and the 99th percentile or the maximum, to which `target` applies."""
     if not samples:
         return [Row(name=f"{name}: no sample", value=1, unit="", target=0, how=how)]
     is_many = len(samples) >= _ENOUGH_FOR_P99
@@ -135,7 +136,7 @@ def row(
     how: str,
     floor: float | None = None,
 ) -> Row:
-    """Return a figure, rounded to what can be meant."""
+    """Return a figure, rounded to its significant digits."""
     return Row(name=name, value=round(value, 4), unit=unit, target=target, how=how, floor=floor)
 
 
@@ -152,7 +153,7 @@ def text(bench: str, rows: Sequence[Row]) -> str:
 
 
 def cells(row: Row) -> tuple[str, str, str, str, str]:
-    """Return name, value, ratio to the floor, target and whether it was kept, as texts."""
+    """Return name, value, ratio to the floor, target and whether it was met, as texts."""
     ratio = "" if row.ratio is None else f"{row.ratio:.3g}"
     target = "" if row.target is None else f"<= {row.target:g}"
     verdict = "" if row.target is None else "ok" if row.ok else "MISSED"
@@ -173,7 +174,7 @@ def document(bench: str, result: Result) -> bytes:
 
 
 def machine() -> dict[str, str | int | float]:
-    """Return what it was measured on."""
+    """Return a description of this machine."""
     models = [line for line in _CPU.read_text().splitlines() if line.startswith("model name")]
     return {
         "cpu": models[0].partition(":")[2].strip() if models else platform.machine(),

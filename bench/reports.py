@@ -1,7 +1,7 @@
-"""Adapter: the event loop: what honest plugins report, each event until it is acknowledged.
+"""Adapter: the event loop: publishes the events of honest plugins until they are acknowledged.
 
-Each plugin reports its inventory once. Then some of them publish an event, many times a second,
-and again after 2 s without an acknowledgement, with the same id, as a plugin does.
+Each plugin reports its inventory once. Then some of them publish events many times a second. An
+event without an acknowledgement is published again after 2 s with the same id, as a plugin does.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ _PLUGIN: Final = "device-plugin"
 _GPU: Final = "nvidia.com/gpu"
 _GPUS: Final = 8
 _ACK_S: Final = 2.0
-"""As `muster.nats.jetstream` waits before it publishes again."""
+"""The delay before an event is published again, as in `muster.nats.jetstream`."""
 _TURN_S: Final = 0.1
 _SETTLE_S: Final = 20.0
 
@@ -34,7 +34,7 @@ class Node(Protocol):
     is_killed: bool
 
     def send(self, words: bytes) -> bool:
-        """Send, unless it is not connected; return whether it was."""
+        """Send if the plugin is connected; return whether it is."""
         ...
 
 
@@ -49,7 +49,7 @@ class _Event:
 
 
 class Reports:
-    """The events of all plugins: how many on each subject, and how long each took."""
+    """The events of all plugins: the number on each subject, and the delay of each."""
 
     def __init__(self, events_s: float) -> None:
         self.published: Counter[str] = Counter()
@@ -59,7 +59,7 @@ class Reports:
         self._sequence = itertools.count(1)
 
     async def publish(self, nodes: Sequence[Node]) -> None:
-        """Publish for ever."""
+        """Publish forever."""
         clock = asyncio.get_running_loop().time
         for node in nodes:
             self.change(node, "NVIDIA L4", 23_034)
@@ -81,7 +81,7 @@ class Reports:
         self._put(node, _inventory(node.name, product, memory_mib))
 
     async def settle(self) -> None:
-        """Publish nothing new; return once all is acknowledged, or when that takes too long."""
+        """Stop publishing; return once all events are acknowledged, or after a timeout."""
         self._events_s = 0.0
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_SETTLE_S):
@@ -95,7 +95,7 @@ class Reports:
             self.stored_s.append(asyncio.get_running_loop().time() - event.began_at)
 
     def _put(self, node: Node, event: vocabulary.Event) -> None:
-        """Publish an event from the next turn on."""
+        """Publish an event, starting with the next turn."""
         sequence = next(self._sequence)
         key = f"{node.instance}-{sequence}"
         payload = codec.encode(
@@ -130,7 +130,7 @@ def _inventory(node: str, product: str, memory_mib: int) -> vocabulary.Inventory
 
 
 def _allocation(node: str) -> vocabulary.AllocationObserved:
-    """Return an event that changes nothing for anybody."""
+    """Return an event without consequences for any service."""
     return vocabulary.AllocationObserved(
         node=node, plugin=_PLUGIN, at=datetime.now(UTC), resource=_GPU, device_ids=("a",)
     )

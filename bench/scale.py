@@ -1,9 +1,9 @@
-"""Adapter: many nodes on a real API server, beside the stand-in: check, label, health's watches.
+"""Adapter: processes: measures commands and watches with many nodes on a real API server.
 
-    python -m bench.scale [--quick] [--json FILE]
+python -m bench.scale [--quick] [--json FILE]
 
-On the cluster that KUBECONFIG names, which `make cluster` starts, kwok is the kubelet of 2,000
-nodes and 10,000 pods, which go afterwards. Without KUBECONFIG only the stand-in is measured.
+In the cluster of KUBECONFIG, which `make cluster` starts, kwok is the kubelet of 2,000 nodes and
+10,000 pods, which are deleted afterwards. Without KUBECONFIG, only the stand-in is measured.
 """
 
 import argparse
@@ -45,7 +45,7 @@ _KWOK: Final = (
 
 
 async def measure(options: report.Options) -> list[report.Row]:
-    """Measure the stand-in, and the real cluster beside it if there is one."""
+    """Measure the stand-in, and the real cluster if there is one."""
     nodes = 200 if options.quick else 2_000
     directory = Path(tempfile.mkdtemp(prefix="mu-"))
     try:
@@ -64,7 +64,7 @@ async def measure(options: report.Options) -> list[report.Row]:
 
 
 class _World:
-    """One API with many nodes in it."""
+    """One API with many nodes."""
 
     def __init__(self, name: str, kubeconfig: str, nodes: int) -> None:
         self._name = name
@@ -73,7 +73,7 @@ class _World:
         self._how = f"{nodes:,} nodes, {nodes * _PODS_PER_NODE:,} pods"
 
     async def measured(self) -> list[report.Row]:
-        """Fill it, measure, and leave it as it was."""
+        """Create the nodes, measure, and delete the nodes."""
         opened = await kubernetes_api.find(kubeconfig=self._kubeconfig, context=None)
         async with opened as self._api:
             try:
@@ -97,7 +97,7 @@ class _World:
             await asyncio.sleep(0.5)
 
     async def _is_filled(self) -> bool:
-        """Return whether kwok has made the nodes Ready, and runs the pods."""
+        """Return whether the nodes are Ready and the pods are Running."""
         query = {"labelSelector": _SELECTED, "fieldSelector": "status.phase!=Running", "limit": "1"}
         if (await self._good("GET", _PODS, query=query))["items"]:
             return False
@@ -125,12 +125,12 @@ class _World:
         ]
 
     async def _watched(self) -> list[report.Row]:
-        """Run health's watches in a process of their own, and change nodes."""
+        """Run health's watches in a separate process, and change nodes."""
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "bench.scale", "--watch", self._kubeconfig),
             stdout=asyncio.subprocess.PIPE,
         )
-        assert process.stdout is not None, "a pipe was asked for"
+        assert process.stdout is not None, "the stream is a pipe"
         try:
             clock = asyncio.get_running_loop().time
             began = clock()
@@ -155,7 +155,7 @@ class _World:
         ]
 
     async def _change(self, number: int, lines: asyncio.StreamReader) -> None:
-        """Change what a node offers, and wait until health's watches have it."""
+        """Change a node's allocatable, and wait until health's watches have received the change."""
         name = labeler.node_name(number)
         counts = {"status": {"allocatable": {_RESOURCE: "7"}}}
         await self._good("PATCH", f"{_NODES}/{name}/status", counts, kubernetes_api.MERGE)
@@ -163,7 +163,7 @@ class _World:
             pass
 
     async def _empty(self) -> None:
-        """Remove all that was made."""
+        """Delete all created objects."""
         query = {"labelSelector": _SELECTED}
         for path in (_PODS, _NODES):
             while (await self._good("GET", path, query={**query, "limit": "1"}))["items"]:
@@ -225,7 +225,7 @@ async def _timed(work: Awaitable[None]) -> float:
 
 
 async def _watch(kubeconfig: str) -> None:
-    """Print how many nodes are expected, and each node that changes, with what it offers."""
+    """Print the number of expected nodes, and each changed node with its allocatable."""
     expected = 0
 
     async def put(event: watches.ClusterEvent) -> None:
@@ -244,7 +244,7 @@ async def _watch(kubeconfig: str) -> None:
 
 
 def main() -> int:
-    """Measure; with `--watch`, be the process whose watches are measured."""
+    """Measure; with `--watch`, run the watches that are measured."""
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--watch", metavar="KUBECONFIG", help=argparse.SUPPRESS)
     chosen, _ = parser.parse_known_args()

@@ -1,9 +1,9 @@
-"""Adapter: a virtual clock: wrong and late verdicts of the real detector, a day for each model.
+"""Adapter: a virtual clock: counts wrong and late verdicts of the real detector, a day per model.
 
-Plugins that are well lose heartbeats, pause and are cut off, as `tests/worlds/plugin_gaps.py`
-draws it; 100 of each failure stand beside them. A wrong verdict names what was not so at that
-moment, or a pause or cut of less than 20 s. Counted apart: STUCK while a pause of less than 20 s
-still goes on and its kubelet confirms it, and STUCK or UNREACHABLE for longer gaps.
+Healthy plugins lose heartbeats, pause and are cut off at random (`tests/worlds/plugin_gaps.py`),
+beside 100 failures of each kind. A wrong verdict states a failure that does not exist at that
+moment, or a pause or cut of less than 20 s. Counted separately: STUCK during a pause of less than
+20 s that the kubelet confirms, and STUCK or UNREACHABLE for longer gaps.
 
     python -m bench.simulation [--quick] [--nodes 1000] [--days 1] [--json FILE]
 """
@@ -58,7 +58,7 @@ def _most(counts: Counter[str]) -> str:
 
 
 def main() -> int:
-    """Run it from the command line."""
+    """Run the benchmark from the command line."""
     more = argparse.ArgumentParser(add_help=False)
     more.add_argument("--nodes", type=int, default=_NODES, help="plugins that are well")
     more.add_argument("--days", type=float, default=1.0, help="simulated days a model")

@@ -1,14 +1,13 @@
-"""Adapter: an agent that only watches: its cost, what plugins notice, and how fast it sees faults.
+"""Adapter: processes: measures an agent that only watches: its cost, and its detection delays.
 
-    python -m bench.watch [--quick] [--times 20] [--seconds 60] [--processes] [--json FILE]
+python -m bench.watch [--quick] [--times 20] [--seconds 60] [--processes] [--json FILE]
 
 Six device plugins that are not muster's (`bench.foreign_plugin`) register with the stand-in for the
-kubelet, or with a real one where MUSTER_KUBELET_DIR and KUBECONFIG name it
-(docs/real-kubelet.md; its node keeps their resources, at 0). The agent, health and nats-server are
-real; alerts follow verdicts at once, and flaps are not damped. Each fault has a plugin of its own
-and is made `--times` times, at any moment between two probes, while the others go on; two plugins
-are never harmed. As root the agent is in a PID namespace of its own, as a pod is, but with
-`--processes`.
+kubelet, or with a real one where MUSTER_KUBELET_DIR and KUBECONFIG name it (docs/real-kubelet.md;
+its node keeps their resources, at 0). The agent, health and nats-server are real; alerts follow
+verdicts at once, and flaps are not damped. Each fault has its own plugin and is injected `--times`
+times, at any moment between two probes, while the others continue; two plugins never fail. As root,
+the agent runs in its own PID namespace, like a pod, except with `--processes`.
 
 | fault           | what is done                              | what must follow              |
 |-----------------|-------------------------------------------|-------------------------------|
@@ -36,7 +35,7 @@ from muster import vocabulary
 from muster.vocabulary import Verdict, WatchedFinding
 
 _PROBE_S: Final = 15.0
-"""The pace of probes: a fault is made at any moment between two of them."""
+"""The interval of probes: a fault is injected at any moment between two probes."""
 _SETTLE_S: Final = 20.0
 _NEVER_S: Final = watched_node.NEVER_S
 _MEMORY_MIB: Final = 44
@@ -46,7 +45,7 @@ _PER_MINUTE: Final = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """One fault: how it is made and mended, and what must follow within so many seconds."""
+    """One fault: its injection, its repair, and the expected finding and verdict."""
 
     make: Callable[[watched_node.Plugin], Awaitable[None]]
     mend: Callable[[watched_node.Plugin], Awaitable[None]]
@@ -104,7 +103,7 @@ FAULTS: Final[Mapping[str, Fault]] = {
 
 @dataclass
 class Samples:
-    """Seconds from each fault to what followed."""
+    """Seconds from each fault to its finding and its verdict."""
 
     finding: dict[str, list[float]] = field(default_factory=dict)
     verdict: dict[str, list[float]] = field(default_factory=dict)
@@ -112,7 +111,7 @@ class Samples:
 
 
 async def _costs(world: watched_node.World, seconds: float) -> list[report.Row]:
-    """Let the agent watch, and the plugins be watched, while nothing happens."""
+    """Measure the costs of agent and plugins while nothing happens."""
     pid = world.agent
     before = {plugin.pid: programs.descriptors(plugin.pid) for plugin in world.plugins}
     cpu_s, began = programs.cpu_s(pid), time.monotonic()
@@ -136,8 +135,8 @@ async def _costs(world: watched_node.World, seconds: float) -> list[report.Row]:
         ("connections of a socket within 60 s, at most", per_minute, "", _PER_MINUTE, None),
         ("connections of a socket a minute", max(connections) / minutes, "", None, None),
         ("connections for a call", sum(connections) / max(1, sum(calls)), "", 1, None),
-        ("sockets that were not asked", sum(not count for count in calls), "", 0, None),
-        ("descriptors that a plugin has more", grown, "", 0, None),
+        ("sockets that were not probed", sum(not count for count in calls), "", 0, None),
+        ("descriptors gained by a plugin", grown, "", 0, None),
     )
     return [
         report.row(name, value, unit, target=target, how=how, floor=floor)
@@ -146,14 +145,14 @@ async def _costs(world: watched_node.World, seconds: float) -> list[report.Row]:
 
 
 def _starts(began: float, ended: float) -> list[float]:
-    """Return the beginnings of all windows of 60 s, a second apart; one if there is none whole."""
+    """Return the starts of all 60 s windows, a second apart; one start if the time is shorter."""
     return [began + second for second in range(max(1, int(ended - began - 60) + 1))]
 
 
 async def _again(
     world: watched_node.World, plugin: watched_node.Plugin, name: str, times: int, samples: Samples
 ) -> None:
-    """Make a fault, and mend it, again and again."""
+    """Inject and repair a fault repeatedly."""
     fault, observer = FAULTS[name], world.observer
     verdicts_of = vocabulary.watched_plugin(plugin.resource)
     for number in range(times):
@@ -229,7 +228,7 @@ async def measure(
 def main() -> int:
     """Run the benchmark."""
     parser = argparse.ArgumentParser(add_help=False)
-    parser.add_argument("--times", type=int, default=20, help="how often each fault is made")
+    parser.add_argument("--times", type=int, default=20, help="injections of each fault")
     parser.add_argument("--seconds", type=float, default=60.0, help="how long costs are measured")
     parser.add_argument("--processes", action="store_true", help="let it see them, as with hostPID")
     chosen, _ = parser.parse_known_args()

@@ -1,4 +1,4 @@
-"""Adapter: a node whose device plugins are watched, for `bench.watch`: six plugins and an agent."""
+"""Adapter: processes: runs the watched node of `bench.watch`: six plugins and an agent."""
 
 import asyncio
 import base64
@@ -24,7 +24,7 @@ from muster.vocabulary import Verdict, WatchedFinding
 
 PLUGINS: Final = 6
 NEVER_S: Final = 60.0
-"""What did not come after this time counts as so long."""
+"""The longest wait, which is also the value of a missing reaction."""
 _NODE: Final = "node-a"
 _DEVICES: Final = 4
 _CALM: Final = {
@@ -37,7 +37,7 @@ _CALM: Final = {
 
 
 class Plugin:
-    """One plugin that is watched: a process of its own at a socket of the kubelet's directory."""
+    """One watched plugin: a process with a socket in the kubelet's directory."""
 
     def __init__(self, kubelet: Path, resource: str, notes: Path) -> None:
         self.resource = resource
@@ -55,7 +55,7 @@ class Plugin:
         return self._process.pid
 
     async def start(self) -> None:
-        """Start it; it registers by itself."""
+        """Start the plugin, which registers by itself."""
         self._process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "bench.foreign_plugin", str(self._kubelet), self.resource),
             *(self.socket.name, str(_DEVICES), str(self.notes)),
@@ -63,35 +63,35 @@ class Plugin:
         )
 
     async def end(self, number: signal.Signals = signal.SIGKILL) -> None:
-        """End it, and wait until it has ended."""
+        """End the plugin, and wait until it has ended."""
         if self._process is not None:
             processes.send(self._process, number)
             await self._process.wait()
 
     def signal(self, number: signal.Signals) -> None:
-        """Send it a signal."""
+        """Send a signal to the plugin."""
         assert self._process is not None, "started"
         processes.send(self._process, number)
 
     def noted(self, what: str, began: float, ended: float) -> int:
-        """Return how often it noted something between two monotonic times."""
+        """Return the number of its log lines of a kind between two monotonic times."""
         lines = (line.split() for line in self.notes.read_text().splitlines())
         return sum(each == what and began <= float(at) < ended for at, each in lines)
 
 
 class Observer:
-    """What the agent and health publish of watched plugins: each change, and the state now."""
+    """Collects the publications about watched plugins: each change, and the current state."""
 
     def __init__(self, url: str) -> None:
         self.changes: list[tuple[float, str, WatchedFinding | Verdict]] = []
-        """When, of which plugin (for a verdict by its name on the bus), and what."""
+        """Time, plugin (for a verdict, its name on the bus), and finding or verdict."""
         self.listed: set[str] = set()
-        """What the agent watches."""
+        """The plugins that the agent watches."""
         self._url = url
         self._changed = asyncio.Condition()
 
     async def follow(self) -> None:
-        """Collect what is published from now on."""
+        """Collect all publications from now on."""
         async for event in muster.events("*", url=self._url):
             now = time.monotonic()
             match event.data:
@@ -108,7 +108,7 @@ class Observer:
                 self._changed.notify_all()
 
     async def until(self, holds: Callable[[], bool], within_s: float) -> bool:
-        """Wait until something holds; return whether it did in time."""
+        """Wait until `holds` returns true; return False on timeout."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(within_s), self._changed:
                 await self._changed.wait_for(holds)
@@ -116,7 +116,7 @@ class Observer:
         return False
 
     async def delay_s(self, name: str, what: WatchedFinding | Verdict, began: float) -> float:
-        """Return how long after `began` this was published; at most `NEVER_S`."""
+        """Return the time from `began` to this publication; at most `NEVER_S`."""
 
         def seen() -> float | None:
             return next(
@@ -129,7 +129,7 @@ class Observer:
         return NEVER_S if delay is None else min(delay, NEVER_S)
 
     def others(self, name: str, expected: Sequence[WatchedFinding]) -> Counter[WatchedFinding]:
-        """Count the findings about a plugin that nobody caused."""
+        """Count the findings about a plugin that no injected fault caused."""
         return Counter(
             what
             for _, of, what in self.changes
@@ -139,20 +139,20 @@ class Observer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class World:
-    """What runs: the plugins, the agent (its process id) that watches them, and who listens."""
+    """The running plugins, the agent's process id, and the observer."""
 
     plugins: Sequence[Plugin]
     agent: int
     observer: Observer
     kind: str
-    """Which kubelet it is, and what the agent sees."""
+    """The kind of kubelet, and the agent's view of processes."""
 
 
 @contextlib.asynccontextmanager
 async def world(*, sees_processes: bool) -> AsyncIterator[World]:
-    """Run everything; yield when the agent has started.
+    """Run all processes; yield when the agent has started.
 
-    Only root can hide the node's processes from it, as a pod's own namespace does.
+    Only root can hide the node's processes from the agent, like a pod's namespace.
     """
     is_apart = not sees_processes and os.geteuid() == 0
     named = os.environ.get("MUSTER_KUBELET_DIR")
@@ -194,14 +194,14 @@ async def world(*, sees_processes: bool) -> AsyncIterator[World]:
 
 @contextlib.asynccontextmanager
 async def _running(command: Sequence[str], *, is_apart: bool) -> AsyncIterator[int]:
-    """Run the agent, in a namespace of its own if it `is_apart`; yield its process id."""
+    """Run the agent, in its own PID namespace if `is_apart`; yield its process id."""
     apart = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc") if is_apart else ()
     async with programs.running([*apart, *command]) as process:
         pid = await _child(process.pid) if is_apart else process.pid
         try:
             yield pid
         finally:
-            # unshare passes no signal on
+            # unshare does not forward signals
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM)
 

@@ -19,14 +19,13 @@ __version__ = "0.1.0"
 __all__ = ["RUNBOOKS_URL", "CloudEvent", "MalformedEvent", "__version__", "events"]
 
 RUNBOOKS_URL = f"https://muster.dev/v{__version__}/docs/runbooks/"
-"""Where this version's pages of docs/runbooks are published, which alerts link to.
-
-Who publishes them elsewhere changes this line and runs scripts/generate.py and manifests.py.
+"""The base URL of this version's runbooks (docs/runbooks), which alerts link to. To publish them
+elsewhere, change this line and run scripts/generate.py and manifests.py.
 """
 
 
 def __getattr__(name: str) -> object:
-    """Import the SDK when it is first used, because a plugin registers before it needs NATS."""
+    """Import the SDK on first use, because a plugin registers before it needs NATS."""
     if name in {"CloudEvent", "MalformedEvent"}:
         from muster import codec  # noqa: PLC0415  # the point of this function
 

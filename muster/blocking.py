@@ -1,8 +1,8 @@
-"""Adapter: threads: runs blocking calls outside the event loop and limits the wait for them.
+"""Adapter: threads: runs blocking calls outside the event loop, each with a timeout.
 
 A thread that hangs in the kernel cannot be ended. It is abandoned as a daemon thread, so that the
-process can still exit (Python waits for the loop's own pool). A call that hangs is not started
-again before it has returned, so it costs one thread, not a thread for each attempt.
+process can still exit (Python waits for the loop's own pool). A hanging call is not repeated until
+it returns, so it occupies one thread, not one for each attempt.
 """
 
 import asyncio
@@ -38,13 +38,13 @@ class Serial:
 
 
 class Latest(Generic[Result]):
-    """The latest result of a blocking call that is repeated; kept while a repetition hangs."""
+    """Caches the latest result of a repeated blocking call, and returns it while a call hangs."""
 
     def __init__(self, initial: Result) -> None:
         self.result = initial
         """The latest result; `initial` before the first."""
         self.is_hanging = False
-        """Whether the latest call has not returned in time."""
+        """Whether the latest call timed out."""
         self._serial = Serial()
 
     async def refresh(self, call: Callable[[], Result], *, timeout_s: float) -> Result:

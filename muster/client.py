@@ -1,4 +1,4 @@
-"""Adapter: the SDK: follows the events of a fleet over NATS, from now or from an earlier time."""
+"""Adapter: the SDK: follows a fleet's events over NATS, from now or from an earlier time."""
 
 import asyncio
 import contextlib
@@ -20,7 +20,7 @@ _QUEUE_MAX: Final = 1_000
 _HISTORY_MAX: Final = 10_000
 _QUIET_S: Final = 0.5
 REACH_S: Final = 3.0
-"""A command that does not wait for NATS gives up after this time without an answer."""
+"""How long a command waits for an answer from NATS if it should not wait indefinitely."""
 
 
 async def events(
@@ -33,7 +33,7 @@ async def events(
 ) -> AsyncGenerator[codec.CloudEvent, None]:
     """Yield every event whose type and node match two shell patterns, until closed.
 
-    `since` is where to start: a time or an age; by default now. Past events, at most 10,000, are
+    `since` is the start, as a time or an age; the default is now. Past events, at most 10,000, are
     ordered by time; with `follow` False the iteration ends after them. `url` is the address of
     NATS, by default `NATS_URL` or this machine. A lost connection is restored without gaps.
 
@@ -75,7 +75,7 @@ async def events(
 
 
 async def reach(connected: bus.Bus, target: str, *, timeout_s: float | None = REACH_S) -> None:
-    """Wait until NATS is reached. Raises ConnectionError if that takes too long."""
+    """Wait until NATS is connected. Raises ConnectionError after `timeout_s`."""
     try:
         async with asyncio.timeout(timeout_s):
             await connected.link.client()

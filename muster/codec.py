@@ -1,8 +1,8 @@
-"""Pure: encodes and decodes events and heartbeats; MalformedEvent says why a message is invalid.
+"""Pure: encodes and decodes events and heartbeats; MalformedEvent reports why one is invalid.
 
-Events travel as CloudEvents 1.0 in structured JSON mode, so that any tool can read them; heartbeats
-as compact JSON. The subject, not the payload, identifies the sender: permissions restrict only the
-subjects of a sender.
+Events are encoded as CloudEvents 1.0 in structured JSON mode, so that any tool can read them;
+heartbeats are compact JSON. The subject, not the payload, identifies the sender, because NATS
+permissions restrict only subjects.
 """
 
 import enum
@@ -66,7 +66,7 @@ class CloudEvent(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def node(self) -> str:
-        """The node that this event is about."""
+        """The node that this event concerns."""
         return self.data.node
 
     def precedes(self, other: "CloudEvent") -> bool:
@@ -158,7 +158,7 @@ def dump(event: CloudEvent) -> bytes:
 def decode(subject: str, payload: bytes, *, position: int = 0, stream: str = "") -> CloudEvent:
     """Return the event, validated against its type and its subject.
 
-    Raises MalformedEvent, whose reason is one of a closed set.
+    Raises MalformedEvent.
     """
     if len(payload) > EVENT_BYTES_MAX:
         raise MalformedEvent(MalformedReason.OVERSIZED, f"{len(payload)} bytes")
@@ -203,7 +203,7 @@ def encode_heartbeat(heartbeat: vocabulary.Heartbeat) -> bytes:
 
 
 def decode_heartbeat(payload: bytes, *, subject: str | None = None) -> vocabulary.Heartbeat:
-    """Return the heartbeat; with `subject`, only if that is the sender's own subject.
+    """Return the heartbeat; if `subject` is given, it must be the sender's own.
 
     Raises MalformedEvent.
     """
@@ -233,4 +233,6 @@ def _short(value: object) -> str:
 
 
 UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-"""The errors that msgspec raises for invalid input; the last one if it is nested too deeply."""
+"""The errors that msgspec raises for invalid input; RecursionError is for input that is nested too
+deeply.
+"""

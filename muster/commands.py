@@ -1,4 +1,4 @@
-"""Adapter: the installed commands: reports a missing extra before anything from it is imported."""
+"""Adapter: the entry points of the installed commands; each reports missing extras."""
 
 import contextlib
 import getpass
@@ -26,7 +26,7 @@ _NEEDS: Final = {
     "notifier": ("aiohttp", "aiosmtplib"),
     "plugin": ("google.protobuf", "grpc"),
 }
-"""Modules by extra; pyproject.toml has the distributions that provide them."""
+"""The modules that each extra provides; pyproject.toml lists the distributions."""
 
 
 def muster() -> int:
@@ -70,7 +70,7 @@ def fuse() -> int:
 
 
 def missing(*extras: str) -> str | None:
-    """Return a message if any of the extras is not installed, or None."""
+    """Return a message if any of the extras is not installed; otherwise None."""
     absent = [e for e in extras if not all(_is_there(m) for m in _NEEDS.get(e, ()))]
     if not absent:
         return None
@@ -78,7 +78,7 @@ def missing(*extras: str) -> str | None:
 
 
 def how_to_install(*extras: str) -> str:
-    """Return the command that installs extras of muster from where this muster came."""
+    """Return the command that installs extras from the source that muster was installed from."""
     names = ",".join(extras)
     origin = _origin()
     if origin is None:
@@ -87,9 +87,9 @@ def how_to_install(*extras: str) -> str:
 
 
 def _origin() -> str | None:
-    """Return what this muster was installed from, as pip's arguments with `[]` (PEP 610).
+    """Return the source that muster was installed from, as pip's arguments with `[]` (PEP 610).
 
-    None if it was installed from elsewhere, or if the files are no longer there.
+    Returns None if the source is of another kind or no longer exists.
     """
     with contextlib.suppress(importlib.metadata.PackageNotFoundError, ValueError, KeyError):
         text = importlib.metadata.distribution("muster-k8s").read_text("direct_url.json")
@@ -122,7 +122,7 @@ def _run(command: str, extra: str, module: str) -> int:
 def _open_missing_streams() -> None:
     """Open /dev/null for each standard stream that the caller has closed.
 
-    Python has None for such a stream, and the next file or socket would get its descriptor number.
+    Python sets such a stream to None, and the next file or socket would get its descriptor number.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
@@ -130,7 +130,7 @@ def _open_missing_streams() -> None:
 
 
 class _Escaped(io.TextIOWrapper):
-    """Standard error, without characters that control a terminal: tracebacks quote any text."""
+    """Standard error with control characters escaped, because tracebacks quote any text."""
 
     def write(self, text: str) -> int:
         """Write a text, escaped."""

@@ -1,9 +1,9 @@
 """Pure: removes characters from texts that control a terminal or mislead readers.
 
-These are the characters that are not printable: control characters (C0, DEL and C1), line
-separators, lone surrogates, and invisible format characters such as those that reverse the
-direction of a text. Everything that a command prints or a service logs passes through here, because
-names and texts come from plugins, drivers and files.
+Unprintable characters are control characters (C0, DEL and C1), line separators, lone surrogates,
+and invisible format characters such as those that reverse the direction of a text. Everything that
+a command prints or a service logs is escaped here, because names and texts come from plugins,
+drivers and files.
 """
 
 import contextlib
@@ -15,12 +15,12 @@ import msgspec
 
 _REPLACED: Final = "\N{REPLACEMENT CHARACTER}"
 _MAYBE: Final = re.compile(r"[^ -~]")
-"""Characters that may not be printable; most texts have none."""
+"""Matches every character that may be unprintable; most texts contain none."""
 _16_BITS: Final = 0xFFFF
 
 
 def plain(text: str, *, keep: str = "") -> str:
-    """Return a text with each unprintable character replaced, except for those to `keep`."""
+    """Return the text with every unprintable character escaped, except those in `keep`."""
 
     def replaced(match: re.Match[str]) -> str:
         return match[0] if match[0].isprintable() or match[0] in keep else _REPLACED
@@ -52,7 +52,7 @@ def json_of(value: object, *, indent: int = 0) -> str:
 
 
 def yaml_of(tree: object) -> str:
-    """Return a tree as YAML; as JSON, which is YAML too, if not all of it is printable."""
+    """Return a tree as YAML, or as JSON (which is also YAML) if it has unprintable characters."""
     with contextlib.suppress(UnicodeEncodeError):
         text = msgspec.yaml.encode(tree).decode()
         if plain(text, keep="\n") == text:

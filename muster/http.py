@@ -1,10 +1,10 @@
 """Adapter: an HTTP client: one request per connection, with a time limit and checked addresses.
 
-A host is looked up once for each request. All its addresses are passed to `check`, and the
-connection goes to one of these, whatever the name server answers later (DNS rebinding). An address
-in the URL is checked like a resolved address. Redirects are not followed, proxies in the
-environment are not used, and only the beginning of an answer's body is read. The URL may contain a
-secret, so errors name only host and port.
+A host is resolved once for each request. All its addresses are passed to `check`, and the client
+connects only to one of these, whatever the name server answers later (DNS rebinding). An IP address
+in the URL is checked in the same way. Redirects are not followed, proxies in the environment are
+not used, and only the beginning of a response body is read. The URL may contain a secret, so errors
+name only host and port.
 """
 
 import asyncio
@@ -31,26 +31,27 @@ from muster import blocking
 BODY_BYTES_MAX: Final = 64 * 1024
 _HEAD_BYTES_MAX: Final = 64 * 1024
 _REFUSAL_S: Final = 1.0
-"""The longest wait for the body of a refusal."""
+"""The longest wait for the body of an error response."""
 _BRIEF_S: Final = 0.3
-"""The longest wait for a body that may say that a success is none."""
+"""The longest wait for a success response's body, which may still report an error."""
 _SUCCESS: Final = 2
 _NO_URL: Final = "expected a URL such as https://host/path"
 
 Check = Callable[[Sequence[str]], str | None]
-"""Returns why these addresses may not be connected to, or None if they may."""
+"""Returns why connecting to these addresses is forbidden, or None if it is allowed."""
 
 
 class ForbiddenAddress(Exception):
-    """The check refused an address of the host; the text says which address, and why."""
+    """The check refused an address of the host; the text names the address and the reason."""
 
 
 class Unanswered(OSError):
-    """No answer arrived. `reason` is the cause, as an exception of the standard library.
+    """No response arrived.
 
-    That is a TimeoutError, an OSError (`socket.gaierror`, `ssl.SSLError`, ConnectionError, ...),
-    an EOFError when the connection was closed, or a ValueError when the answer is not HTTP.
-    `is_sent` says whether the whole request was sent, so that it may have been processed.
+    `reason` is the cause, as an exception of the standard library: a TimeoutError, an OSError
+    (`socket.gaierror`, `ssl.SSLError`, ConnectionError, ...), an EOFError when the connection was
+    closed, or a ValueError when the response is not HTTP. `is_sent` says whether the whole request
+    was sent, so that it may have been processed.
     """
 
     def __init__(self, reason: Exception, *, is_sent: bool) -> None:
@@ -60,9 +61,9 @@ class Unanswered(OSError):
 
 
 class Read(enum.Enum):
-    """How much of a body is read: all of it, only a refusal's, or nothing if it may never end.
+    """Which response bodies are read: all, errors only, or none if a body may never end.
 
-    BRIEF reads the body of a success as well, if it comes soon.
+    BRIEF also reads the body of a success, if it arrives soon.
     """
 
     BODY = enum.auto()
@@ -73,7 +74,7 @@ class Read(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """An answer; `headers` have lower-case names, `body` has at most `BODY_BYTES_MAX` bytes."""
+    """A response; `headers` have lower-case names, `body` has at most `BODY_BYTES_MAX` bytes."""
 
     status: int
     headers: Mapping[str, str]
@@ -93,7 +94,7 @@ class Endpoint:
         tls: ssl.SSLContext | None = None,
     ) -> None:
         """Raise ValueError if this is not an HTTP URL."""
-        # the texts of urllib's errors have parts of the URL, which may be a password
+        # urllib's error texts quote parts of the URL, which may be a password
         try:
             split = urllib.parse.urlsplit(url)
         except ValueError:
@@ -132,9 +133,9 @@ class Endpoint:
         body: bytes = b"",
         read: Read = Read.BODY,
     ) -> Response:
-        """Send one request and return the answer. Raises Unanswered and ForbiddenAddress.
+        """Send one request and return the response. Raises Unanswered and ForbiddenAddress.
 
-        `below` is added to the URL's path.
+        `below` is appended to the URL's path.
         """
         content = _Content(body)
         own = {name: " ".join(text.split()) for name, text in (headers or {}).items()}
@@ -183,7 +184,7 @@ class Endpoint:
 
 
 class _Resolver(aiohttp.abc.AbstractResolver):
-    """Resolves the host to the last checked addresses, and no others.
+    """Resolves the host only to the addresses that were last checked.
 
     A name server that does not answer occupies one thread, and does not delay other endpoints.
     """
@@ -239,7 +240,7 @@ class _Resolver(aiohttp.abc.AbstractResolver):
 
 
 class _Content(aiohttp.payload.BytesPayload):
-    """A request body that records when it was completely written, and to which transport."""
+    """A request body that records its transport, and when it was completely written."""
 
     is_sent = False
     _transport: asyncio.Transport | None = None
@@ -255,7 +256,7 @@ class _Content(aiohttp.payload.BytesPayload):
     def abort(self) -> None:
         """Abort the connection, which would otherwise stay open if the server does not read."""
         if self._transport is not None:
-            # Python 3.11.2 fails if TLS was closed already
+            # Python 3.11.2 fails if TLS is already closed
             with contextlib.suppress(AttributeError):
                 self._transport.abort()
 
@@ -313,7 +314,7 @@ def _reason(error: Exception) -> Exception:
         case aiohttp.ClientConnectorError():
             return error.os_error
         case aiohttp.ClientOSError():
-            # OSError turns into ConnectionResetError and the like, depending on its number
+            # OSError becomes a subclass such as ConnectionResetError, depending on its errno
             return OSError(error.errno, error.strerror)
         case OSError():
             return error

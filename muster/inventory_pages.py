@@ -1,7 +1,7 @@
-"""Pure: splits an inventory into pages that each fit into a message.
+"""Pure: splits an inventory into pages, each of which fits into a message.
 
 A node may have ten thousand devices, but a plugin's messages are small, so that one node cannot
-fill a stream. `muster.nats.assembly` puts the pages together.
+fill a stream. `muster.nats.assembly` joins the pages.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,10 +12,10 @@ import msgspec
 from muster import vocabulary
 
 PAGE_BYTES_MAX: Final = 48 * 1024
-"""The longest page, including the CloudEvents attributes."""
+"""The maximum size of a page, including the CloudEvents attributes."""
 
 ATTRIBUTES_BYTES: Final = 1536
-"""The most space that the CloudEvents attributes take in a message."""
+"""The maximum size of the CloudEvents attributes in a message."""
 _Item = (
     vocabulary.Device
     | vocabulary.Gpu
@@ -27,7 +27,7 @@ _Item = (
 
 
 class TooManyPages(ValueError):
-    """An inventory is longer than PAGES_MAX pages."""
+    """An inventory needs more than PAGES_MAX pages."""
 
 
 def split(inventory: vocabulary.InventoryReported) -> tuple[vocabulary.InventoryReported, ...]:

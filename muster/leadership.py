@@ -1,8 +1,8 @@
-"""Adapter: the clock, the log and a metric: leader election, by a NATS lock or a Kubernetes Lease.
+"""Adapter: leader election by a NATS lock or a Kubernetes Lease, with its log and metric.
 
-Only one of several replicas may act. The right to act is a *term*: a number that grows with every
-change of leader (fencing token). A term can end just because time passes, so it is checked before
-every action, not only once.
+Only one of several replicas may act. The right to act is a *term*: a number that increases with
+every change of leader (fencing token). A term can expire at any time, so it is checked before every
+action, not only once.
 """
 
 import abc
@@ -22,34 +22,34 @@ _CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 _SINCE: Final = prometheus_client.Gauge(
     "muster_leader_since_timestamp_seconds",
     "When this process became the leader; 0 while it does not lead.",
-    registry=None,  # only processes that can lead have it
+    registry=None,  # only processes that can lead export this metric
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leadership:
-    """The leader, empty if unknown; and this process's term, None if it does not lead."""
+    """The leader's name, empty if unknown, and this process's term, None if it does not lead."""
 
     leader: str
     term: int | None
 
 
 OnChange = Callable[[Leadership, Leadership], None]
-"""Called at every change, with the previous and the current state."""
+"""Called on every change, with the previous and the current state."""
 
 
 class Election(abc.ABC):
     """One candidate; an async context manager that starts its candidacy, and resigns at exit.
 
-    A subclass claims and renews the lock or Lease: it sets `_term` and the end of the term, the
-    name of another leader, and whether the leader cannot be read (`_is_away`).
+    A subclass claims and renews the lock or Lease. It sets `_term` and the term's expiry, the name
+    of another leader, and whether the leader cannot be read (`_is_away`).
     """
 
     def __init__(self, name: str, on_change: OnChange) -> None:
         self.current = Leadership(leader="", term=None)
         """The last reported state; only `term` says whether this process may still act."""
         self.name = name
-        """The name of the leader that others see while this process leads."""
+        """The name under which others see this process while it leads."""
         self._on_change = on_change
         self._term: int | None = None
         self._until = float("-inf")
@@ -61,7 +61,7 @@ class Election(abc.ABC):
 
     async def __aenter__(self) -> Self:
         """Start the candidacy, without waiting."""
-        with contextlib.suppress(ValueError):  # it is registered already
+        with contextlib.suppress(ValueError):  # the metric is already registered
             prometheus_client.REGISTRY.register(_SINCE)
         self._task = asyncio.create_task(self._keep())
         return self
@@ -78,13 +78,13 @@ class Election(abc.ABC):
     def term(self) -> int | None:
         """Return the term in which this process may act right now; None if it may not.
 
-        Call this before every action: a term ends when its time has passed, which a suspended
-        process cannot notice. A later leader has a greater term.
+        Call this before every action: a term expires, which a suspended process cannot notice. A
+        later leader has a higher term.
         """
         return self._term if now() < self._until else None
 
     def is_term(self, term: int) -> bool:
-        """Return whether this process may act now, and has led without a break in this term."""
+        """Return whether this process may act now, and has led continuously since `term` began."""
         return self.term() == term
 
     @abc.abstractmethod
@@ -92,7 +92,7 @@ class Election(abc.ABC):
         """Return why the leader has been unknown for too long; otherwise None."""
 
     async def terms(self) -> AsyncIterator[int | None]:
-        """Yield this process's current term, None if it does not lead, then every change."""
+        """Yield this process's term, None if it does not lead: now, and after every change."""
         while True:
             term = self.current.term
             yield term
@@ -101,7 +101,7 @@ class Election(abc.ABC):
                     await self._changed.wait()
 
     async def failed(self) -> None:
-        """Raise the error that ended the renewals, because the term would no longer be renewed."""
+        """Wait until renewal fails, and raise its error: the term would no longer be renewed."""
         assert self._task is not None, "awaited before being entered"
         await asyncio.wait([self._task])
         self._task.result()
@@ -115,7 +115,7 @@ class Election(abc.ABC):
         """Give up this process's leadership."""
 
     async def _report(self) -> None:
-        """Log and report what has changed since the last call."""
+        """Log and report the changes since the last call."""
         was, term = self.current, self.term()
         leader = self._other_leader if term is None else self.name
         self.current = Leadership(leader=leader, term=term)

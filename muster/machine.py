@@ -18,10 +18,10 @@ class Machine(Protocol[In_contra, Out_co]):
         """Handle one input; return the resulting actions, in order."""
 
     def tick(self, now: float) -> Sequence[Out_co]:
-        """Perform what is due at `now`; afterwards `next_deadline` is later than `now`."""
+        """Return the actions due at `now`; afterwards `next_deadline` is later than `now`."""
 
     def next_deadline(self) -> float | None:
-        """Return when `tick` is next needed, or None if only an input can change anything."""
+        """Return when `tick` must next be called, or None if nothing is due without a new input."""
 
 
 In = TypeVar("In")
@@ -29,7 +29,7 @@ Out = TypeVar("Out")
 
 
 class MachineRunner(NamedTuple, Generic[In, Out]):
-    """Runs a machine: `send` gives it an input; `drive` runs it and executes its actions."""
+    """Runs a machine: `send` queues an input; `drive` runs the machine and executes its actions."""
 
     send: Callable[[In], None]
     drive: Callable[
@@ -39,7 +39,7 @@ class MachineRunner(NamedTuple, Generic[In, Out]):
 
 
 class NewRunner(Protocol):
-    """Makes a runner for one machine."""
+    """Creates a runner for one machine."""
 
     def __call__(self) -> MachineRunner[In, Out]:
         """Return a new runner."""

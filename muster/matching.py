@@ -1,11 +1,10 @@
-"""Pure: label matchers in Alertmanager's syntax, and silences, which consist of them.
+"""Pure: label matchers in Alertmanager's syntax, and silences, which are sets of matchers.
 
-A matcher reads `severity="critical"` or `node=~"gpu-.*"`; a missing label is empty. Regular
-expressions match whole values, as in Alertmanager (prometheus/alertmanager pkg/labels/matcher.go),
-and use RE2, so that one expression in a silence cannot keep the notifier busy forever.
-
-Each silence is one value in the bucket `muster_silences`, under its id. An expired silence is kept
-for a while, so that people can see which alerts were silenced.
+A matcher has the form `severity="critical"` or `node=~"gpu-.*"`; a missing label is empty. Regular
+expressions match whole values, as in Alertmanager (prometheus/alertmanager pkg/labels/matcher.go).
+They use RE2, so that an expression in a silence cannot block the notifier. Each silence is stored
+in the bucket `muster_silences` under its id. An expired silence is kept for a while, so that people
+can see which alerts were silenced.
 """
 
 import enum
@@ -121,7 +120,7 @@ def parse(text: str) -> tuple[Matcher, ...]:
 
 
 def parse_all(texts: Iterable[str]) -> tuple[Matcher, ...]:
-    """Return the matchers in several texts, all of which must match."""
+    """Parse several texts and return all their matchers."""
     return tuple(parsed for text in texts for parsed in parse(text))
 
 
@@ -166,7 +165,7 @@ class MalformedSilence(ValueError):
 
 
 class Silence(msgspec.Struct, frozen=True, kw_only=True):
-    """A silence: while it is active, nobody is notified about alerts that match every matcher."""
+    """A silence: while it is active, alerts that match all its matchers are not notified."""
 
     id: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][-A-Za-z0-9]{0,62}$")]
     matchers: Annotated[tuple[str, ...], msgspec.Meta(min_length=1, max_length=32)]
@@ -176,7 +175,7 @@ class Silence(msgspec.Struct, frozen=True, kw_only=True):
     comment: Annotated[str, msgspec.Meta(min_length=1, max_length=2000)]
 
     def __post_init__(self) -> None:
-        """Refuse a silence that would match nothing or everything."""
+        """Reject a silence that would match nothing or everything."""
         if self.ends_at < self.starts_at:
             raise ValueError("ends_at: before starts_at")
         empty: Mapping[str, str] = {}
@@ -189,7 +188,7 @@ class Silence(msgspec.Struct, frozen=True, kw_only=True):
         return self.starts_at <= at < self.ends_at
 
     def expired(self, at: datetime) -> "Silence":
-        """Return a copy that ends at this time, or earlier if it has already ended."""
+        """Return a copy that ends at `at`, or keeps its end if that is earlier."""
         ends_at = min(self.ends_at, max(at, self.starts_at))
         return msgspec.structs.replace(self, ends_at=ends_at)
 

@@ -1,4 +1,4 @@
-"""Pure: when to do something again: token buckets, and exponential back-off.
+"""Pure: rate limits and retry delays: token buckets and exponential back-off.
 
 Time is an argument: seconds of any monotonic clock, but the same clock in every call. Randomness is
 an argument too, so that the same arguments always give the same delay.
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
 _ROUNDING: Final = 1e-9
-"""A wait that was rounded down must not be followed by ever shorter waits."""
+"""Tolerates rounding: without it, a wait that was rounded down leads to ever shorter waits."""
 
 Key = TypeVar("Key")
 
@@ -44,13 +44,13 @@ class TokenBucket:
         return True
 
     def take(self, now: float, *, count: int = 1) -> None:
-        """Take tokens, even future ones, which delays the next."""
+        """Take `count` tokens; if too few are available, later tokens are used up in advance."""
         self._fill(now)
         self._tokens -= count
         self._left = self._tokens
 
     def refill_from(self, now: float) -> None:
-        """Discard the tokens gained since the last take; gain tokens from now on."""
+        """Discard the tokens gained since the last take, and start to refill at `now`."""
         self._fill(now)
         self._tokens = min(self._tokens, self._left)
 
@@ -95,7 +95,7 @@ class KeyedBuckets(Generic[Key]):
         return len(self._buckets)
 
     def _forget(self, now: float) -> None:
-        """Forget up to two keys, the oldest first: a call adds only one."""
+        """Forget up to two keys, the oldest first, which is enough because a call adds only one."""
         for _ in range(2):
             key, bucket = next(iter(self._buckets.items()))
             if len(self._buckets) <= self._keys_max and not bucket.is_full(now):
@@ -106,7 +106,7 @@ class KeyedBuckets(Generic[Key]):
 
 
 _DOUBLINGS_MAX: Final = 60
-"""With more failures any delay has reached its maximum; 2.0 ** 1024 would overflow."""
+"""After this many failures every delay is at its maximum; 2.0 ** 1024 would overflow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,7 @@
-"""Pure: makes an event fit into a message: splits it, or shortens it with a mark.
+"""Pure: splits or visibly shortens an event that is too long for a message.
 
-Plugins' messages are small (`muster.nats.streams`), and an event with many pods or much evidence
-may be too long for one. It is never dropped because of that.
+Plugins' messages are small (`muster.nats.streams`). An event with many pods or much evidence may
+exceed the limit, but must not be dropped.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ import msgspec
 from muster import vocabulary
 
 _LIMITS: Final = ((1_000, 50), (300, 20), (300, 5), (100, 1))
-"""The longest text and the longest list, tried one pair after the other."""
+"""Pairs of the longest text and the longest list; they are tried in this order."""
 _NAME_MAX: Final = 253
 """The longest name; a name is never cut."""
 _MARK: Final = "... (shortened)"
@@ -20,10 +20,10 @@ _Struct = TypeVar("_Struct", bound=msgspec.Struct)
 
 
 def fit(event: vocabulary.Event, bytes_max: int) -> tuple[vocabulary.Event, ...]:
-    """Return events whose data has at most `bytes_max` bytes of JSON, if that is possible.
+    """Return events whose data has at most `bytes_max` bytes of JSON, if possible.
 
-    An allocation becomes several, each with some of its devices. In any other event, long texts and
-    lists are cut and marked as shortened.
+    An allocation is split into several, each with some of its devices. In any other event, long
+    texts and lists are cut and marked as shortened.
     """
     if _size(event) <= bytes_max:
         return (event,)

@@ -1,7 +1,4 @@
-"""Pure: how a number of things, or a list of names, is written in a text for people.
-
-Shorter than other modules: it is only what every service needs to write a sentence.
-"""
+"""Pure: formats counts and lists of names in texts for people."""
 
 from collections.abc import Iterable, Sequence
 
@@ -12,11 +9,11 @@ def counted(number: int, noun: str) -> str:
 
 
 def name_list(names: Iterable[str], most: int = 5) -> str:
-    """Return the first names by alphabet, and how many more there are."""
+    """Return the first names in alphabetical order, and the number of others."""
     return listed(sorted(set(names)), most)
 
 
 def listed(texts: Sequence[str], most: int = 3) -> str:
-    """Return the first texts in the given order, and how many more there are."""
+    """Return the first texts in the given order, and the number of others."""
     rest = f" and {len(texts) - most} more" if len(texts) > most else ""
     return ", ".join(texts[:most]) + rest

@@ -1,8 +1,8 @@
-"""Pure: the import contract that import-linter has not: modules are pure unless they are adapters.
+"""Pure: a contract for import-linter: every module that is not an adapter is pure.
 
-A module is an adapter if its docstring begins with `Adapter:`. Every other module says `Pure:` and
-imports neither the outside world (`forbidden`) nor an adapter. A package may name adapters that it
-offers as its own.
+A module is an adapter if its docstring starts with `Adapter:`. The docstring of every other module
+starts with `Pure:`, and the module imports neither the outside world (`forbidden`) nor an adapter.
+A package may reexport adapters.
 """
 
 import ast
@@ -20,7 +20,7 @@ class PureContract(Contract):
     generated = fields.ListField(subfield=fields.StringField())
 
     def check(self, graph: ImportGraph, verbose: bool) -> ContractCheck:  # noqa: ARG002, FBT001  # import-linter's signature
-        """Find impure imports, and docstrings that do not say which kind of module it is."""
+        """Find impure imports, and docstrings that do not name the kind of the module."""
         forbidden = set(_strings(self.forbidden))
         generated = set(_strings(self.generated))
         modules = {m for m in graph.modules if not graph.is_module_squashed(m)} - generated
@@ -39,7 +39,7 @@ class PureContract(Contract):
         return ContractCheck(kept=not problems, metadata={"problems": problems})
 
     def render_broken_contract(self, check: ContractCheck) -> None:
-        """Print one line a problem."""
+        """Print one line per problem."""
         for problem in check.metadata["problems"]:
             output.print_error(problem)
 

@@ -1,4 +1,4 @@
-"""Adapter: coverage.py's JSON report: prints lines and branches that the tests reach, by package.
+"""Adapter: coverage.py's JSON report: prints line and branch coverage by package.
 
 coverage json -o build/coverage.json; python scripts/coverage_table.py build/coverage.json
 """
@@ -13,7 +13,7 @@ _KEYS: Final = ("num_statements", "covered_lines", "num_branches", "covered_bran
 
 
 def main(report: Path) -> int:
-    """Print one line a package; return the exit code."""
+    """Print one line per package; return the exit code."""
     totals: collections.defaultdict[str, collections.Counter[str]]
     totals = collections.defaultdict(collections.Counter)
     for name, file in json.loads(report.read_text("utf-8"))["files"].items():

@@ -1,4 +1,4 @@
-"""Pure: the Grafana dashboard: its queries of Prometheus, as a table of panels."""
+"""Pure: builds the Grafana dashboard from a table of panels with their Prometheus queries."""
 
 import dataclasses
 import json
@@ -19,7 +19,7 @@ _OF_RESOURCE: Final = ("devices", "device_", "registrations", "allocation", "str
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Panel:
-    """One panel: `series` is each expression with its legend, or its column in a table."""
+    """One panel; `series` maps each expression to its legend, or to its column in a table."""
 
     title: str
     series: tuple[tuple[str, str], ...]
@@ -27,7 +27,7 @@ class Panel:
     kind: str = "timeseries"
     width: int = 12
     links: tuple[tuple[str, str], ...] = ()
-    """Columns of a table with the page that each value leads to."""
+    """The columns of a table whose values are links, each with its target page."""
 
 
 PANELS: Final = (
@@ -209,7 +209,7 @@ PANELS: Final = (
 
 
 def expressions() -> list[str]:
-    """Return every query of Prometheus, those of the filters included."""
+    """Return every Prometheus query, including those of the filters."""
     return [
         *(_filtered(expression) for panel in PANELS for expression, _ in panel.series),
         *_FILTERS.values(),
@@ -217,7 +217,7 @@ def expressions() -> list[str]:
 
 
 def text() -> str:
-    """Return the dashboard in Grafana's format."""
+    """Return the dashboard as Grafana's JSON."""
     return json.dumps(_dashboard(), indent=1) + "\n"
 
 
@@ -226,11 +226,11 @@ _FILTERS: Final = {
     "node": 'label_values(muster_plugin_devices{cluster=~"$cluster"}, node)',
     "resource": 'label_values(muster_plugin_devices{cluster=~"$cluster",node=~"$node"}, resource)',
 }
-"""Where Grafana finds what to choose from, by the label that it filters."""
+"""The queries for the filters' choices, by label."""
 
 
 def _filtered(expression: str) -> str:
-    """Return a query of what the filters choose; a series without the label matches all."""
+    """Return a query restricted by the filters; a series without the label always matches."""
 
     def selected(match: re.Match[str]) -> str:
         name, given = match[1], match[2]
@@ -281,7 +281,7 @@ def _variable(label: str) -> Tree:
         "sort": 1,
         "multi": True,
         "includeAll": True,
-        # also those that lack the label
+        # also matches series without the label
         "allValue": ".*",
         "current": {"selected": True, "text": ["All"], "value": ["$__all"]},
     }
@@ -309,7 +309,7 @@ def _panel(panel: Panel, number: int, where: dict[str, int]) -> Tree:
     }
     if panel.kind != "table":
         return made
-    # Grafana names the column of an only query otherwise
+    # with a single query, Grafana names the column differently
     queries = [f" #{letter}" for letter in _REFERENCES] if len(panel.series) > 1 else [""]
     columns = {
         f"Value{query}": title for query, (_, title) in zip(queries, panel.series, strict=False)

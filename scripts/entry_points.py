@@ -1,7 +1,7 @@
 """Adapter: files: writes the entry points of pyproject.toml as an installer would.
 
-`python entry_points.py PYPROJECT DIRECTORY` is for a directory on Python's path that was copied and
-not installed, such as that of the image: `muster` finds the commands of the services by them.
+`python entry_points.py PYPROJECT DIRECTORY` is for a directory on Python's path that was copied,
+not installed, as in the image. `muster` finds the services' commands by entry points.
 """
 
 import sys

@@ -1,13 +1,13 @@
-"""Adapter: how many of health's modules one heartbeat and one event pass through.
+"""Adapter: the profiler: counts the health modules that a heartbeat and an event pass through.
 
     python scripts/hops.py
 
-Counts with `sys.setprofile` the modules of muster_health in which a function is entered, from the
-detector's `receive` to its return. Of a batch of heartbeats of healthy plugins a module counts if
-it is entered for each of them; what is entered once for the whole batch is printed apart. The event
-is a device that turns Unhealthy. It is counted to its effects and its next deadline; what it takes
-to publish its alert is printed apart, as are the modules of `model`, which are data that the others
-exchange.
+`sys.setprofile` counts the modules of muster_health in which a function is entered, from the
+detector's `receive` to its return. For a batch of heartbeats of healthy plugins, a module counts if
+it is entered for each heartbeat; modules that are entered once per batch are printed separately.
+The event is a device that becomes Unhealthy, counted until its effects and its next deadline. The
+modules that publish its alert are printed separately, and so are the modules of `model`, which are
+data that the others exchange.
 """
 
 import collections
@@ -29,11 +29,11 @@ _AT: Final = datetime(2026, 1, 1, tzinfo=UTC)
 _GPU: Final = "nvidia.com/gpu"
 _ROOT: Final = "muster_health."
 _PUBLISH: Final = "_publish_now"
-"""The detector's method that publishes what is new about a plugin."""
+"""The detector's method that publishes changes of a plugin."""
 
 
 def heartbeat() -> tuple[list[str], list[str]]:
-    """Return the modules that each heartbeat passes through, and those that a batch does."""
+    """Return the modules that each heartbeat passes through, and those entered once per batch."""
     watched = _detector()
     counted, _ = _entered(lambda: watched.receive(_heartbeats(3), 15.0))
     each = sorted(module for module, times in counted.items() if times >= _BATCH)
@@ -41,7 +41,7 @@ def heartbeat() -> tuple[list[str], list[str]]:
 
 
 def event() -> tuple[list[str], list[str]]:
-    """Return the modules that an event passes through, and those that publish its alert."""
+    """Return the modules that an event passes through, and the modules that publish its alert."""
     watched = _detector()
     turned = vocabulary.DeviceHealthChanged(
         node="node-0",
@@ -61,7 +61,7 @@ def event() -> tuple[list[str], list[str]]:
 
 
 def _detector() -> detector.Detector:
-    """Return a detector of healthy plugins, which it has published."""
+    """Return a detector that has published verdicts on healthy plugins."""
     made = detector.Detector(config.Detection(), runbook_url="", at_zero=_AT)
     made.receive(signals.BusBack(at=_AT), 0.0)
     for turn in (1, 2):
@@ -93,7 +93,7 @@ def _heartbeats(turn: int) -> signals.HeartbeatsArrived:
 
 
 def _entered(act: Callable[[], object]) -> tuple[dict[str, int], dict[str, int]]:
-    """Return how often each module is entered meanwhile, and how often while publishing."""
+    """Return how many times `act` enters each module, and how many times while publishing."""
     counted: collections.Counter[str] = collections.Counter()
     publishing: collections.Counter[str] = collections.Counter()
     publishers: list[FrameType] = []
@@ -118,7 +118,7 @@ def _entered(act: Callable[[], object]) -> tuple[dict[str, int], dict[str, int]]
 
 
 def main() -> int:
-    """Print both; return 1 if one is too many."""
+    """Print both counts; return 1 if one exceeds its limit."""
     each, batch = heartbeat()
     visited, published = event()
     print(f"heartbeat: {len(each)} modules, at most {HEARTBEAT_MAX}: {', '.join(each)}")

@@ -1,7 +1,7 @@
-"""Adapter: the generated part of what is deployed: nats-server's accounts, and the chart.
+"""Adapter: files: generates manifests: nats-server's accounts, the chart, and compose settings.
 
-python scripts/manifests.py           write what is stale
-python scripts/manifests.py --check   write nothing; exit 1 and name what is stale
+python scripts/manifests.py write stale files python scripts/manifests.py --check write nothing;
+exit with 1 and name stale files
 """
 
 import argparse
@@ -48,13 +48,13 @@ _PARTS: Final = (
         )
     ),
 )
-"""What the chart has switches for, below k8s."""
+"""The directories below k8s that the chart can enable."""
 _MADE: Final = re.compile(r"(    # made by .*\n)(?:.*\n)*(    # the end of what is made\n)")
 
 
 def documents() -> dict[Path, bytes]:
     """Return every generated file by its path below the root."""
-    # kustomize reads no file above its own folder
+    # kustomize reads no file above its own directory
     base = (ROOT / "k8s/base/nats/nats.conf").read_bytes()
     again = {
         Path("k8s/overlays/production/base.conf"): base,
@@ -88,13 +88,13 @@ def _admission() -> str:
 
 
 def _rules() -> str:
-    """Return the rules of Prometheus with links to the runbooks of this version."""
+    """Return the Prometheus rules with links to the runbooks of this version."""
     text = (ROOT / "k8s/components/monitoring/rules.yaml").read_text("utf-8")
     return re.sub(r"(runbook_url: )\S+/", rf"\g<1>{muster.RUNBOOKS_URL}", text)
 
 
 def _chart(accounts: bytes, admission: str, rules: str) -> dict[Path, bytes]:
-    """Return the part of the Helm chart that says what the base, overlays and components say."""
+    """Return the part of the Helm chart that is generated from base, overlays and components."""
     k8s, chart = ROOT / "k8s", Path("k8s/chart/muster")
     schema = _schema(yaml.safe_load((k8s / "chart/values.schema.yaml").read_text("utf-8")))
     made = {"base/admission.yaml": admission, "monitoring/rules.yaml": rules}
@@ -106,13 +106,13 @@ def _chart(accounts: bytes, admission: str, rules: str) -> dict[Path, bytes]:
         chart / "files/muster.json": dashboard.text().encode(),
         chart / "files/manifests.yaml": _made("k8s/base, overlays and components", parts),
         chart / "files/known.yaml": _made("k8s/chart/values.schema.yaml", _known(schema)),
-        # Go's expressions end by $, not by \Z
+        # Go's regular expressions end with $, not \Z
         chart / "values.schema.json": json.dumps(schema, indent=1).replace(r"\\Z", "$").encode(),
     }
 
 
 def _part(folder: Path, made: Mapping[str, str]) -> _Object:
-    """Return the objects that a folder adds, and how it patches those of others."""
+    """Return the objects that a directory adds, and its patches of other objects."""
     kustomization = yaml.safe_load((folder / "kustomization.yaml").read_text("utf-8"))
     objects: list[_Object] = []
     for name in kustomization.get("resources", []):
@@ -127,7 +127,7 @@ def _part(folder: Path, made: Mapping[str, str]) -> _Object:
 
 
 def _schema(written: _Object) -> _Object:
-    """Return the schema of the chart's values, with those of the settings of all services."""
+    """Return the schema of the chart's values, with the schemas of all services' settings."""
     shapes = {
         "plugin": plugin_settings.Settings,
         "health": health_config.Settings,
@@ -140,7 +140,7 @@ def _schema(written: _Object) -> _Object:
         [*shapes.values(), *others], ref_template="#/definitions/{name}"
     )
     *services, device, receiver = references
-    # the chart mounts the Secret and gives the service the file
+    # the chart mounts the Secret and passes the file to the service
     definitions["Secret"]["properties"]["secretRef"] = written["secretRef"]
     schema: _Object = written["values"]
     values = schema["properties"]
@@ -150,7 +150,7 @@ def _schema(written: _Object) -> _Object:
 
 
 def _known(schema: _Object) -> _Object:
-    """Return the names that a schema knows, for the template that says the nearest one."""
+    """Return the names in a schema, for the template that suggests the nearest name."""
     definitions = schema["definitions"]
     return {
         "values": _names(schema),
@@ -159,7 +159,7 @@ def _known(schema: _Object) -> _Object:
 
 
 def _names(schema: _Object) -> object:
-    """Return names in a tree, a list of a tree, the name of a definition, or None: any name."""
+    """Return a tree of names, a list of one tree, a definition's name, or None for any name."""
     for inner in schema.get("anyOf", []):
         if names := _names(inner):
             return names
@@ -172,14 +172,14 @@ def _names(schema: _Object) -> object:
 
 
 def _made(source: str, tree: _Object) -> bytes:
-    # written again, not referred to, where it is there twice: schemas share parts
+    # repeated instead of referenced where it occurs twice, because schemas share parts
     apart = json.loads(json.dumps(tree))
     text = yaml.safe_dump(apart, sort_keys=False, width=1000)
     return f"# made by scripts/manifests.py from {source}\n{text}".encode()
 
 
 def _compose() -> dict[Path, bytes]:
-    """Return the settings of each program of compose.yaml; the address of NATS is in there."""
+    """Return the settings of each program of compose.yaml, with the address of NATS there."""
     trees = {
         "health": stack.health_settings(nats="", kubeconfig="/etc/kubeconfig"),
         "labeler": stack.labeler_settings(nats="", kubeconfig="/etc/kubeconfig"),
@@ -192,7 +192,7 @@ def _compose() -> dict[Path, bytes]:
             node,
             nats="",
             directory="/var/lib/kubelet",
-            # not every laptop has /dev/fuse
+            # some laptops have no /dev/fuse
             fuse_path="/dev/null",
             faults=f"/faults/{node.name}.jsonl",
         )
@@ -217,7 +217,7 @@ def _accounts() -> dict[Path, bytes]:
 
 def main() -> int:
     """Write or check; return the exit code."""
-    parser = argparse.ArgumentParser(description="Make what is generated of what is deployed.")
+    parser = argparse.ArgumentParser(description="Write the generated manifests.")
     parser.add_argument("--check", action="store_true", help="write nothing, exit 1 if stale")
     check = parser.parse_args().check
     stale = [

@@ -1,8 +1,8 @@
-"""Adapter: pictures of a message in Slack, Teams and a mail program: docs/pictures/message-*.svg.
+"""Adapter: files: draws messages in Slack, Teams and a mail program (docs/pictures/message-*.svg).
 
-python scripts/message_pictures.py   write the pictures
+python scripts/message_pictures.py write the pictures
 
-They are drawn from what the receivers send, in the arrangement of each service; they are not
+The pictures show the texts that the receivers send, in each service's layout; they are not
 screenshots.
 """
 
@@ -27,7 +27,7 @@ _LINE: Final = 18
 _MARGIN: Final = 16
 _INDENT: Final = 14
 _COLUMNS: Final = 96
-"""How many characters of the fixed font fit into a line."""
+"""The number of monospace characters that fit into a line."""
 _STYLE: Final = """
 text { font: 13px system-ui, sans-serif; fill: #1f2328; white-space: pre; }
 .fixed { font: 12px ui-monospace, monospace; } .bold { font-weight: 600; }
@@ -42,7 +42,7 @@ text { fill: #e6edf3; } .dim { fill: #8d96a0; } .link { fill: #4493f8; } .alarm 
 
 @dataclasses.dataclass(frozen=True)
 class Line:
-    """A line of a picture: its style, its indent, and the colour of a bar at its left."""
+    """A line of a picture: its style, its indent, and the colour of a bar on the left."""
 
     text: str
     style: str = ""

@@ -1,10 +1,10 @@
-"""Adapter: what each receiver shows of an alert of each kind: the files in tests/golden/messages.
+"""Adapter: files: renders each kind of alert for each receiver, into tests/golden/messages.
 
-python scripts/messages.py           write the files
-python scripts/messages.py --check   write nothing; exit 1 and name the files that are stale
+python scripts/messages.py write the files python scripts/messages.py --check write nothing; exit
+with 1 and name stale files
 
-The alerts have the texts of the services that raise them, as far as these can be had without a
-cluster; the others are written out here.
+The alerts have the texts of the services that raise them, if these are available without a cluster;
+the other texts are written here.
 """
 
 import argparse
@@ -138,7 +138,7 @@ def documents() -> dict[Path, str]:
 def notify(
     alert: vocabulary.AlertChanged, *, reason: NotificationReason = NotificationReason.FIRST
 ) -> notifications.Notification:
-    """Return a notification about one alert; it has ended if the reason says so."""
+    """Return a notification about one alert, resolved if the reason is RESOLVED."""
     over = reason is NotificationReason.ALL_RESOLVED
     at = alert.starts_at + (_LASTED if reason is not NotificationReason.FIRST else timedelta())
     resolved = msgspec.structs.replace(
@@ -338,7 +338,7 @@ def _webhook(notification: notifications.Notification, words: message.Message) -
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes texts of several lines as they are."""
+    """Writes multi-line texts unchanged."""
 
 
 def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:

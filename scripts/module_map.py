@@ -1,6 +1,6 @@
-"""Adapter: the map of modules: writes services/README.md's tables from the docstrings.
+"""Adapter: files: generates the tables of the module map, services/README.md, from docstrings.
 
-The prose of the map is written by hand; what stands between a pair of markers is generated.
+The prose of the map is written by hand; the text between a pair of markers is generated.
 """
 
 import ast
@@ -14,7 +14,7 @@ _MARKED: Final = re.compile(r"(<!-- modules of (\S+) -->\n).*?(<!-- end -->)", r
 
 
 def render() -> bytes:
-    """Return the map with every table of modules as the docstrings say it."""
+    """Return the map with every table of modules, generated from the docstrings."""
     text = (ROOT / MAP).read_text("utf-8")
     return _MARKED.sub(lambda match: match[1] + _tables(Path(match[2])) + match[3], text).encode()
 

@@ -1,11 +1,11 @@
-"""Adapter: what this version says: recorded for the tests of later ones, which must understand it.
+"""Adapter: files: records this version's messages, which later versions must understand.
 
-python scripts/record.py           write tests/recorded/<minor version>, if it is not there yet
+python scripts/record.py write tests/recorded/<minor version>, unless it exists
 NATS_URL=... python scripts/record.py SECONDS
-                                   the same, with what crosses a running muster's bus meanwhile
+                                   the same, with the messages on a running muster's bus
 
-What a released version said stays as it is. To record this version anew before its release, remove
-its folder first.
+The recordings of released versions stay unchanged. To record this version again before its release,
+first remove its directory.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ STORED: Final = {
     "muster_silences": matching.Silence,
     "outbox": notifications.Notification,
 }
-"""What the services leave for themselves: the buckets, and the letters of the outbox."""
+"""The messages that services store for themselves: the buckets and the outbox."""
 
 Message = dict[str, object]
 
@@ -47,13 +47,13 @@ _HEARD: Final = (
     *("$KV.>", "muster.heartbeat.>"),
     *(subject for stream in streams.STREAMS for subject in stream.subjects),
 )
-"""Not all there is: who listens to requests as well makes a dead plugin look like a slow one."""
+"""Not all subjects: a subscriber to requests would make a dead plugin look like a slow one."""
 _WORDS: Final = {"node": "gpu-1.example", "fingerprint": "0123456789abcdef"}
 _NUMBERS: Final = {"v": 1, "page": 0}
 
 
 def spoken() -> dict[str, list[Message]]:
-    """Return each kind of message with every field filled, until every word of it was said."""
+    """Return messages of each kind with every field filled, so that every enum value occurs."""
     messages: dict[str, list[Message]] = {}
     for event in vocabulary.EVENTS:
         messages[event.TYPE] = [_event(filled) for filled in _filled(event)]
@@ -75,7 +75,7 @@ def _event(event: vocabulary.Event) -> Message:
 
 
 def _filled(shape: type[Any]) -> list[Any]:
-    """Return values of a shape, as many as its longest list of words has."""
+    """Return values of a shape, as many as its longest enum has members."""
     made = inspect.type_info(shape)
     return [_value(made, "", number) for number in range(_words(made))]
 
@@ -95,7 +95,7 @@ def _words(kind: inspect.Type) -> int:
 
 
 def _value(kind: inspect.Type, name: str, number: int) -> Any:  # noqa: PLR0911  # one for each kind
-    """Return something of this kind, for a field of this name; each word has its turn."""
+    """Return a value of this type for a field of this name; enum members take turns."""
     match kind:
         case inspect.StructType() if kind.cls is matching.Silence:
             return matching.Silence(
@@ -143,13 +143,13 @@ def _plain(kind: inspect.Type, name: str) -> object:
 
 
 class Heard:
-    """What crossed the bus, by what it is; of each a few that differ in their fields."""
+    """The received messages by kind; for each kind a few that differ in their fields."""
 
     def __init__(self) -> None:
         self.messages: dict[str, dict[object, Message]] = {}
 
     def hear(self, subject: str, payload: bytes) -> None:
-        """Take a message if it is one of ours and unlike those before."""
+        """Store a message if it is one of ours and differs from earlier ones."""
         name = kind_of(subject, payload)
         if name is None:
             return
@@ -160,7 +160,7 @@ class Heard:
 
 
 def kind_of(subject: str, payload: bytes) -> str | None:
-    """Return what a message is: an event's type, `heartbeat`, a bucket's name; None if not ours."""
+    """Return a message's kind: an event type, `heartbeat`, a bucket's name; None if not ours."""
     if kept := _KEPT.match(subject):
         return kept[1] if payload else None
     if subject.startswith("muster.heartbeat."):
@@ -172,7 +172,7 @@ def kind_of(subject: str, payload: bytes) -> str | None:
 
 
 def _shape(value: object) -> object:
-    """Return which fields are there and not empty, without what they hold."""
+    """Return the fields that are not empty, without their values."""
     match value:
         case dict():
             return tuple(sorted((key, _shape(item)) for key, item in value.items() if item))
@@ -197,7 +197,7 @@ async def _listen(heard: Heard, seconds: float) -> None:
 def main() -> int:
     """Record; return the exit code."""
     if FOLDER.exists():
-        print(f"{FOLDER.relative_to(ROOT)} is there already", file=sys.stderr)
+        print(f"{FOLDER.relative_to(ROOT)} already exists", file=sys.stderr)
         return 1
     heard = Heard()
     if "NATS_URL" in os.environ:

@@ -1,6 +1,6 @@
-"""Adapter: the lists of what is in the images: CycloneDX 1.6 from the lock files, and nothing else.
+"""Adapter: files: writes the images' bills of materials (CycloneDX 1.6) from the lock files.
 
-python scripts/sbom.py           write build/<image>.cdx.json for each image
+python scripts/sbom.py write build/<image>.cdx.json for each image
 """
 
 import json
@@ -22,7 +22,7 @@ _LOCKED = re.compile(
 
 
 def locked(text: str) -> list[tuple[str, str, str, tuple[str, ...]]]:
-    """Return name, version, for which machines, and the hashes of everything in a lock file."""
+    """Return name, version, marker and hashes of each package in a lock file."""
     return [
         (name, version, marker, tuple(re.findall(r"--hash=sha256:([0-9a-f]{64})", hashes)))
         for name, version, marker, hashes in _LOCKED.findall(text)
@@ -30,7 +30,7 @@ def locked(text: str) -> list[tuple[str, str, str, tuple[str, ...]]]:
 
 
 def bill(image: str, text: str) -> Tree:
-    """Return what is in an image; the same lock file always gives the same."""
+    """Return the bill of materials of an image; it depends only on the lock file."""
     parts = [_component(*package) for package in locked(text)]
     ours = f"pkg:pypi/{OURS}@{muster.__version__}"
     return {
@@ -53,7 +53,7 @@ def bill(image: str, text: str) -> Tree:
 
 
 def _component(name: str, version: str, marker: str, hashes: tuple[str, ...]) -> Tree:
-    """Return one package; each hash is that of one of its files, for one kind of machine."""
+    """Return one package; each hash belongs to one of its files, for one kind of machine."""
     where = f"pkg:pypi/{name}@{version}"
     component: Tree = {
         "type": "library",
@@ -70,7 +70,7 @@ def _component(name: str, version: str, marker: str, hashes: tuple[str, ...]) ->
 
 
 def main() -> int:
-    """Write both; return the exit code."""
+    """Write the file of each image; return the exit code."""
     for image in IMAGES:
         text = (ROOT / "requirements" / f"{image}.lock").read_text("utf-8")
         file = ROOT / "build" / f"{image}.cdx.json"

@@ -1,4 +1,4 @@
-"""Adapter: the process: the command `muster`, from its arguments to its exit code."""
+"""Adapter: the process: parses the arguments of `muster`, and runs the command."""
 
 import os
 import sys
@@ -66,12 +66,12 @@ def main() -> int:
 
 
 def call(arguments: Sequence[str]) -> int:
-    """Call a command; all but those in `reach.NEEDS` get `--context` as an option of their own."""
+    """Call a command; commands that are not in `reach.NEEDS` parse `--context` themselves."""
     command = registry.command_of(arguments)
     if command is None or command in reach.NEEDS or command not in registry.targets():
         return int(app.meta(arguments) or 0)
     first = list(arguments).index(command)
-    # `app` has the options of `muster` itself in every help text
+    # `app` would show the options of `muster` itself in every help text
     return registry.call(command, *arguments[first + 1 :], *arguments[:first])
 
 

@@ -28,7 +28,7 @@ _BY_HAND: Final = {
     "node": "give nodes that have credentials new ones: muster auth node",
     "reader": "give readers new credentials: muster auth reader",
 }
-"""What to do by hand, because no command can deliver these credentials."""
+"""The manual steps for credentials that no command can deliver."""
 
 _Keys = Annotated[
     Path,
@@ -89,7 +89,7 @@ def init(directory: Path) -> int:
         files = keyfiles.make(directory, at=time.time())
         return [
             _written(directory, files),
-            f"Keep {directory} where only you can read it. To copy it to the cluster:\n",
+            f"Keep {directory} readable only by you. To copy the files to the cluster:\n",
             *_first(str(directory)),
         ]
 
@@ -169,14 +169,14 @@ def reader(
 
 @app.command
 def rotate(key: str, *, drop: output.Flag = False, keys: _Keys = _KEYS) -> int:
-    """Change a signing key: at first the old and the new key are valid, after --drop the new one.
+    """Rotate a signing key: both keys are valid until `--drop` removes the old one.
 
     Parameters
     ----------
     key
         `answer`, `node`, `reader`, `health`, `labeler`, `notifier` or `admin`.
     drop
-        Refuse what the old key signed. Use this once everything has been signed by the new key.
+        Invalidate the old key. Use this once everything has been signed with the new key.
 
     """
 
@@ -185,7 +185,7 @@ def rotate(key: str, *, drop: output.Flag = False, keys: _Keys = _KEYS) -> int:
             raise ValueError(f"{key!r}: must be one of {', '.join(bus_accounts.CHANGEABLE)}")
         if drop:
             files = keyfiles.drop(keys, key, at=time.time())
-            then = f"Once NATS has loaded it, NATS refuses what the old {key} key signed:\n"
+            then = f"Once NATS has loaded these files, the old {key} key is invalid:\n"
             return [_written(keys, files), then, *_dropped(str(keys))]
         files = keyfiles.rotate(keys, key, at=time.time())
         option = "" if keys == _KEYS else f" --keys {shlex.quote(str(keys))}"
@@ -249,7 +249,7 @@ def cluster(
     namespace: str = "muster",
     name: Annotated[str, Parameter(env_var="MUSTER_AUTH_NAME")] = "muster",
 ) -> int:
-    """Create the Secrets that an installation in a cluster lacks; nothing there is replaced.
+    """Create the missing Secrets of an installation in a cluster; existing ones are not replaced.
 
     Parameters
     ----------
@@ -260,7 +260,7 @@ def cluster(
     namespace
         The namespace of muster.
     name
-        The beginning of all names: the chart's `fullnameOverride`.
+        The prefix of all names: the chart's `fullnameOverride`.
 
     """
     if problem := commands.missing("labeler"):
@@ -297,7 +297,7 @@ def _credentials(
 
 
 def _kept_secret(text: str, out: Path | None) -> list[str]:
-    """Return the lines to print for a secret; none if it is written to a file."""
+    """Return the lines to print for a secret; none if the secret is written to a file."""
     if out is None:
         return [text]
     if out.exists() and not out.is_file():
@@ -320,15 +320,15 @@ def _lasts(text: str) -> timedelta:
 
 
 def _first(directory: str) -> list[str]:
-    """Return the commands that the cluster needs before NATS runs in it."""
+    """Return the commands to run before NATS starts in the cluster."""
     return [_INTO, _accounts(directory), _gate(directory), *_services(directory, _SERVICES)]
 
 
 def _again(directory: str, *, key: str | None = None) -> list[str]:
     """Return the commands to run after permissions or keys have changed.
 
-    With `key` only those for that key. NATS comes first, because it refuses credentials that it
-    does not know yet.
+    With `key`, only the commands for that key. NATS comes first, because it refuses credentials
+    that it does not know yet.
     """
     changed = _SERVICES if key is None else tuple({key}.intersection(_SERVICES))
     gate = [_gate(directory)] if key in {None, "answer", "node"} else []
@@ -343,7 +343,8 @@ def _dropped(directory: str) -> list[str]:
 def _tls(directory: str) -> list[str]:
     """Return the commands that copy an authority, a certificate and its key to the cluster.
 
-    The key is in a Secret that only NATS refers to: a node may read whatever its pods refer to.
+    The key is in a Secret that only NATS refers to, because a node may read every Secret that its
+    pods refer to.
     """
     files = " ".join(_file(directory, name) for name in ("tls.crt", "tls.key", "ca.crt"))
     return [

@@ -1,7 +1,7 @@
-"""Adapter: a cluster: muster's pods in it, with the rights of the kubeconfig's user.
+"""Adapter: a cluster: reads muster's pods, Secrets and logs with the rights of the user.
 
-A port-forward through the API server leads to each pod, and the credentials for NATS are read from
-the Secret that the user may read. A missing right is named: verb, resource and namespace.
+Pods are reached by a port-forward through the API server; the credentials for NATS are read from a
+Secret that the user may read. An error names the missing right: verb, resource and namespace.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ _OWN: Final = {
     Role.READER: "muster auth reader --name NAME --out FILE",
     Role.ADMIN: "admin.creds, which muster auth init made",
 }
-"""Where a file of credentials comes from."""
+"""How to get a file of credentials, by role."""
 _ME: Final = "/apis/authentication.k8s.io/v1/selfsubjectreviews"
 _RIGHTS: Final = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 
@@ -53,7 +53,7 @@ class _AccessReview(msgspec.Struct, frozen=True):
 
 @contextlib.asynccontextmanager
 async def opened(*, context: str, namespace: str) -> AsyncIterator["Cluster"]:
-    """Open a cluster of the kubeconfig that kubectl would use. Raises Unreachable."""
+    """Open a cluster of the kubeconfig, as kubectl would. Raises Unreachable."""
     kubeconfig = os.environ.get("KUBECONFIG") or str(Path.home() / ".kube/config")
     try:
         api = await kubernetes_api.find(
@@ -75,16 +75,16 @@ class Cluster:
         self._pods: list[Pod] | None = None
 
     async def user(self) -> str:
-        """Return the name that the API knows the user by."""
+        """Return the user's name according to the API."""
         kind = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}
         answer = await self.api.request("POST", _ME, body=kind, timeout_s=_REQUEST_S)
         with contextlib.suppress(*kubernetes_api.UNREADABLE):
             if answer.is_ok:
                 return msgspec.json.decode(answer.body, type=_SelfReview).status.user.username
-        return "a user whose name the API does not say"
+        return "an unknown user"
 
     async def rights(self, context: str) -> str:
-        """Return where this is, and whose rights are used there."""
+        """Return a text with the context, the namespace and the user."""
         where = f"context {context} ({self.server}), namespace {self.namespace}"
         return f"{where}; as {await self.user()}"
 
@@ -106,7 +106,7 @@ class Cluster:
         return self._pods
 
     async def ready(self, part: str) -> list[Pod]:
-        """Return the pods of a part that take requests, at least one. Raises Unreachable."""
+        """Return the ready pods of a part, at least one. Raises Unreachable."""
         pods = await self.pods()
         chosen = installation.ready(pods, part)
         if not chosen:
@@ -115,7 +115,7 @@ class Cluster:
 
     @contextlib.asynccontextmanager
     async def forwarded(self, pod: Pod, port: int) -> AsyncIterator[str]:
-        """Forward a local port to a pod's; yield `host:port`. Raises Unreachable."""
+        """Forward a local port to a pod's port; yield `host:port`. Raises Unreachable."""
         forward = port_forward.Forward(self.api, namespace=self.namespace, pod=pod.name, port=port)
         try:
             await forward.check()
@@ -132,9 +132,10 @@ class Cluster:
     async def credentials(
         self, login: Login, place: str, *, own: str | None = None
     ) -> dict[str, str]:
-        """Return the variables with which a client logs on. Raises Unreachable.
+        """Return the environment variables with which a client logs on.
 
-        `own` is a file of credentials of the user's own, which wins over the cluster's.
+        Raises Unreachable. `own` is the user's own credentials file, which takes precedence over
+        the cluster's.
         """
         variables: dict[str, str] = {}
         secret = ""
@@ -157,7 +158,7 @@ class Cluster:
         return await self._config_map(name, key)
 
     async def secret(self, name: str) -> dict[str, bytes]:
-        """Return the content of a Secret, which may be absent. Raises Unreachable."""
+        """Return the content of a Secret, or None if it does not exist. Raises Unreachable."""
         path = self._secret_path(name)
         answer = await self.api.request("GET", path, timeout_s=_REQUEST_S)
         if answer.status == _ABSENT:
@@ -167,7 +168,10 @@ class Cluster:
         return _decoded(answer.body, installation.Secret, path).data or {}
 
     async def apply_secret(self, name: str, manifest: object, *, manager: str, force: bool) -> None:
-        """Apply a part of a Secret. Raises Unreachable, for example if others own a field."""
+        """Apply a part of a Secret.
+
+        Raises Unreachable, for example if another manager owns a field.
+        """
         answer = await self.api.request(
             "PATCH",
             self._secret_path(name),
@@ -221,7 +225,7 @@ class Cluster:
         path = f"/api/v1/namespaces/{self.namespace}/pods/{pod.name}/log"
         query = {"container": container, "tailLines": str(lines), "limitBytes": str(bytes_max)}
         query |= {"previous": "true"} if is_previous else {}
-        # limitBytes ends within a line, and a server may ignore it
+        # limitBytes may cut a line, and a server may ignore it
         answer = await self.api.request(
             "GET", path, query=query, timeout_s=_REQUEST_S, body_bytes_max=2 * bytes_max
         )
@@ -239,7 +243,7 @@ class Cluster:
         return text
 
     async def _missing_right(self) -> str:
-        """Return which rights the user lacks to forward a port."""
+        """Return a text with the rights that the user lacks to forward a port."""
         missing = [verb for verb in ("get", "create") if not await self._may(verb)]
         verbs = " and ".join(missing or ("get", "create"))
         return (
@@ -248,7 +252,7 @@ class Cluster:
         )
 
     async def _may(self, verb: str) -> bool:
-        """Return whether the user may forward a port; True if the API does not say."""
+        """Return whether the user may forward a port; True if this is unknown."""
         attributes = {
             "verb": verb,
             "resource": "pods",
@@ -275,7 +279,7 @@ def _decoded(body: bytes, shape: type[Shape], path: str) -> Shape:
 
 
 def _unreachable(answer: kubernetes_api.Answer, what: str) -> Unreachable:
-    """Return why a request failed, with the right that is missing."""
+    """Return why a request failed, and the missing right if that is the cause."""
     if answer.is_forbidden and what:
         return Unreachable(f"missing right: {what} ({answer.problem}); docs/security.md has a Role")
     return Unreachable(answer.problem)

@@ -1,7 +1,7 @@
-"""Adapter: the Kubernetes API: creates the passwords or keys that an installation lacks.
+"""Adapter: the Kubernetes API: creates missing passwords or keys of an installation.
 
-Another process may do the same at once: whoever creates an object first decides its content, and
-nobody replaces what is there.
+Several processes may do so at once: the first to create an object determines its content, and
+existing objects are never replaced.
 
 `python -m muster.cli.cluster_keys` is the program of a Job. The services' image has no `cyclopts`.
 """
@@ -36,12 +36,12 @@ _PATHS: Final = {Kind.SECRET: "secrets", Kind.CONFIG_MAP: "configmaps"}
 
 
 class Failed(Exception):
-    """The API did not do what was asked; the text says what."""
+    """A request to the API failed; the text says which one and why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Installation:
-    """Which installation the keys are for."""
+    """The installation that the keys belong to."""
 
     name: str
     namespace: str
@@ -55,8 +55,8 @@ class _Held(objects.HasMetadata, frozen=True):
 
 
 def main() -> int:
-    """Create what is missing in the cluster that this runs in; return the exit code."""
-    parser = argparse.ArgumentParser(description="Create the Secrets that an installation lacks.")
+    """Create the missing objects in the cluster that this runs in; return the exit code."""
+    parser = argparse.ArgumentParser(description="Create the missing Secrets of an installation.")
     parser.add_argument("--namespace", required=True)
     parser.add_argument("--production", action="store_true")
     chosen = parser.parse_args()
@@ -66,7 +66,7 @@ def main() -> int:
 
 
 def run(program: str, installation: Installation, *, context: str | None) -> int:
-    """Create what is missing, and print it; return the exit code: 2 if a person has to decide."""
+    """Create and print the missing objects; return the exit code: 2 if a person must decide."""
     try:
         return asyncio.run(_run(installation, context))
     except cluster_secrets.Refused as error:
@@ -92,7 +92,7 @@ async def _run(installation: Installation, context: str | None) -> int:
 
 
 async def complete(api: kubernetes_api.Api, installation: Installation) -> AsyncIterator[str]:
-    """Create what is missing; yield a line for each object that was created or signed again.
+    """Create the missing objects; yield a line for each object created or signed again.
 
     Raises Failed, and cluster_secrets.Refused.
     """
@@ -110,13 +110,13 @@ async def complete(api: kubernetes_api.Api, installation: Installation) -> Async
             version = held[step.part].metadata.resource_version if step.part in held else ""
             if await _write(api, installation, step.part, made[step], version):
                 yield f"{'signed again' if version else 'created'}: {step.part}"
-    raise Failed("others have changed the same objects meanwhile: run this again")
+    raise Failed("another process is changing the same objects: run this command again")
 
 
 def _made(
     installation: Installation, stored: Mapping[Part, Stored], steps: tuple[Step, ...]
 ) -> dict[Step, dict[str, str]]:
-    """Return for each step what its object is to contain, by key. Raises Refused."""
+    """Return the content of each step's object, by key. Raises Refused."""
     wanted, at = cluster_secrets.Wanted(installation.name), datetime.now(UTC)
     derived: dict[str, str] = {}
     if any(step.origin is Origin.KEYS for step in steps):
@@ -126,7 +126,7 @@ def _made(
     for step in steps:
         match step.origin:
             case Origin.PASSWORD:
-                # nats-server takes digits for a number
+                # nats-server would read digits as a number
                 files = {"password": f"p{secrets.token_hex(_PASSWORD_BYTES)}"}
             case Origin.SEEDS:
                 files = keyfiles.new_seeds()
@@ -171,7 +171,7 @@ def _stored(part: Part, held: _Held) -> Stored:
 
 
 def _decoded(value: str) -> str:
-    """Return the text of a Secret's value; what is not text has a replacement character."""
+    """Return a Secret's value as text; invalid UTF-8 becomes replacement characters."""
     try:
         return base64.b64decode(value, validate=True).decode("utf-8", "replace")
     except ValueError:
@@ -185,7 +185,7 @@ async def _write(
     content: Mapping[str, str],
     version: str,
 ) -> bool:
-    """Create an object, or change the version that was read; return whether nobody was faster."""
+    """Create an object, or update the version that was read; return False on a conflict."""
     data = dict(content)
     if part.kind is Kind.SECRET:
         data = {key: base64.b64encode(value.encode()).decode() for key, value in data.items()}

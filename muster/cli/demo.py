@@ -1,8 +1,9 @@
 """Adapter: the terminal: `muster demo` plays one story on the local stack and reports the results.
 
 Every step has a deadline. The nodes, kubelets and GPUs are simulated, and the output says so.
-`python -m muster.cli.demo` plays it in one of the containers of compose.yaml. That cannot send
-signals to other containers, so only faults that the stand-ins can cause on request are played.
+
+`python -m muster.cli.demo` plays the story in one of the containers of compose.yaml. It cannot send
+signals to other containers, so it plays only faults that the stand-ins can cause on request.
 """
 
 import asyncio
@@ -97,7 +98,7 @@ class Story:
         self.print(f"{at_s:6.1f} s  {outcome} {name}  {step.detail}")
 
     def add(self, name: str, started: float, detail: str, *, ok: bool = True) -> None:
-        """Store a step that has just ended."""
+        """Store a step that has just ended, with its duration."""
         seconds = asyncio.get_running_loop().time() - started
         self.append(Step(name=name, ok=ok, seconds=seconds, detail=detail))
 
@@ -116,7 +117,7 @@ class Story:
                 return
 
     def report(self) -> Report:
-        """Return the report; a story that was not played to the end is not ok."""
+        """Return the report; an incomplete story is not ok."""
         return Report(
             ok=self.is_complete and all(step.ok for step in self.steps),
             seconds=round(sum(step.seconds for step in self.steps), 3),
@@ -153,7 +154,7 @@ class Containers:
     """The containers in which the programs run."""
 
     def http(self, name: str) -> str:
-        """Return where a container serves HTTP."""
+        """Return the HTTP address of a container."""
         return f"http://{name}:8080"
 
     def faults(self, node: str) -> Path:
@@ -162,7 +163,7 @@ class Containers:
 
 
 async def _on_containers(story: Story) -> None:
-    """Play on containers that are already running and keep running."""
+    """Play on running containers, which keep running."""
     story.print(
         f"simulated: 3 nodes, their kubelets and {demo_steps.GPUS} GPUs; the rest is real\n"
     )
@@ -184,7 +185,7 @@ async def _on_containers(story: Story) -> None:
 
 
 def _steps(running: stack.Stack, steps: demo_steps.Steps) -> list[tuple[str, demo_steps.Play]]:
-    """Return the story: faults on different nodes, each detected, notified, repaired, resolved."""
+    """Return the steps: faults on different nodes, each detected, notified, repaired, resolved."""
     a, b, c = (node.name for node in stack.NODES)
     plugin = {node.name: running.processes[f"plugin-{node.name}"] for node in stack.NODES}
     fuse = "a simulated one" if running.fuse_simulated else "this machine's own"

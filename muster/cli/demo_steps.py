@@ -1,7 +1,7 @@
-"""Adapter: the network: the steps of `muster demo`, which break or repair something and check.
+"""Adapter: the network: the steps of `muster demo`, which cause and repair faults.
 
-A step succeeds if its result arrives where it should: on the bus, at the Kubernetes API, at the
-webhook. It returns the result in words.
+A step succeeds if its result arrives on the bus, at the Kubernetes API or at the webhook. It
+returns the result in words.
 """
 
 import asyncio
@@ -40,21 +40,21 @@ class Place(Protocol):
     """Where the programs of the story run: on this machine, or in containers."""
 
     def http(self, name: str) -> str:
-        """Return where a program serves HTTP."""
+        """Return the HTTP address of a program."""
 
     def faults(self, node: str) -> Path:
         """Return the fault script of a node's simulated GPUs."""
 
 
 class Steps:
-    """The steps that can be played in a place; `recorder` has the events published there."""
+    """The steps that can be played in a place; `recorder` records the events published there."""
 
     def __init__(self, place: Place, recorder: events.Recorder) -> None:
         self._place = place
         self._recorder = recorder
 
     def healthy(self, fuse: str, a: str) -> list[tuple[str, Play]]:
-        """Return the steps that come before anything breaks."""
+        """Return the steps before the first fault."""
         return [
             ("advertise", lambda: self._advertised(fuse)),
             ("allocate", lambda: self._allocated(a)),
@@ -64,7 +64,7 @@ class Steps:
         ]
 
     def on_request(self, a: str, b: str) -> list[tuple[str, Play]]:
-        """Return the steps in which stand-ins break on request: a kubelet, a simulated GPU."""
+        """Return the steps whose faults stand-ins cause on request: a kubelet, a simulated GPU."""
         kubelet_a = self._place.http(f"kubelet-{a}")
 
         async def refuse_and_drop() -> None:
@@ -114,7 +114,7 @@ class Steps:
     async def recover(
         self, node: str, repair: Callable[[], Awaitable[None]], kind: AlertKind
     ) -> str:
-        """Repair; expect the alert to be resolved, and the resolution delivered."""
+        """Repair a fault; expect the alert to be resolved and the resolution to be delivered."""
         since = asyncio.get_running_loop().time()
         await repair()
         at, _ = await self._recorder.first(
@@ -207,7 +207,7 @@ class Steps:
     async def _delivered(
         self, kind: AlertKind, node: str, state: AlertState, since: float
     ) -> float:
-        """Return how many seconds the alert took to the webhook; the notifier must confirm it."""
+        """Return the seconds until the alert reached the webhook and the notifier confirmed it."""
         _, alert = await self._recorder.first(
             vocabulary.AlertChanged,
             lambda event: (event.kind, event.node, event.state) == (kind, node, state),
@@ -224,7 +224,7 @@ class Steps:
         )
         received = json.dumps(await _get(f"{self._place.http('webhook')}/received"))
         if alert.fingerprint not in received:
-            raise StepFailed(f"the webhook never got alert {alert.fingerprint}")
+            raise StepFailed(f"the webhook did not receive alert {alert.fingerprint}")
         return at - since
 
     def _script(self, node: str, fault: dict[str, int]) -> None:
@@ -247,7 +247,7 @@ async def _get(url: str) -> Any:
 
 
 async def poll(url: str, check: Callable[[Any], Any]) -> Any:
-    """Read an address until `check` returns something true for its content; return that."""
+    """Read a URL until `check` returns a true value for its content; return that value."""
     while True:
         result = check(await _get(url))
         if result:
@@ -306,7 +306,7 @@ def _allocatable(nodes: Any) -> dict[str, dict[str, int]]:
 
 
 def _lists_every_node(configmaps: Any) -> bool:
-    """Return whether the labeler has stored what every node's plugin reported."""
+    """Return whether the labeler has stored the reports of every node's plugin."""
     texts = [text for item in configmaps["items"] for text in item.get("data", {}).values()]
     return any(all(f'"{node.name}"' in text for node in stack.NODES) for text in texts)
 

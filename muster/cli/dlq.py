@@ -13,7 +13,7 @@ from muster.cli import events, output
 from muster.nats import bus, storage, streams
 
 dead_letters_app = cyclopts.App(
-    name="dlq", help="List what could not be delivered, and send it again."
+    name="dlq", help="List and show dead letters, and replay undelivered notifications."
 )
 
 _SUBJECTS: Final = "muster.dlq.>"
@@ -43,7 +43,7 @@ class DeadLetter:
 
     @property
     def error(self) -> str:
-        """Why delivery or processing was given up."""
+        """Why delivery or processing was abandoned."""
         return self.headers.get("Muster-Error") or self.headers.get("Muster-Reason", "")
 
     def summary(self) -> dict[str, str]:
@@ -73,7 +73,7 @@ def show(
     letter_id
         The dead letter's id.
     raw
-        Print the bytes of the body as they are, to a file or a pipe.
+        Print the unchanged bytes of the body, to a file or a pipe.
 
     """
     return events.run_within("dlq", _show(letter_id, url, as_json=json, as_raw=raw))
@@ -86,7 +86,7 @@ def replay(letter_id: _Id, /, *, url: events.Url = None) -> int:
     Parameters
     ----------
     letter_id
-        The id of a dead letter, the name of a receiver for all of its letters, or `all`.
+        A dead letter's id, a receiver's name for all of its dead letters, or `all`.
 
     """
     return events.run_within("dlq", _replay(letter_id, url))

@@ -1,4 +1,4 @@
-"""Adapter: the terminal: `muster doctor` says in one screen whether muster itself is well."""
+"""Adapter: the terminal: `muster doctor` reports in one screen whether muster itself is well."""
 
 import asyncio
 import os
@@ -31,7 +31,7 @@ _LONGEST: Final = timedelta(days=1)
 _CLOSINGS: Final = {
     0: "muster is well",
     1: "muster is not well",
-    2: "not everything could be looked at",
+    2: "not everything could be checked",
 }
 
 
@@ -50,27 +50,27 @@ def doctor(
     """Check whether muster itself is well: pods, bus, streams, leaders, versions, receivers.
 
     The exit code is 0 if muster is well, 1 if something fails, and 2 if not everything could be
-    looked at.
+    checked.
 
     Parameters
     ----------
     context
-        The kubeconfig's context of a cluster with muster; without it, the pods are not looked at.
+        The kubeconfig's context of a cluster with muster; without it, the pods are not checked.
     namespace
         The namespace of muster in that cluster.
     within
-        How long it may take: `30s`, `2m`; with a bundle once more.
+        The time limit: `30s`, `2m`; a bundle may take the same time again.
     bundle
         Write an archive for a bug report to this file, such as muster.tar.gz: the findings, pods,
         the ends of their logs, streams, settings and versions, all without secrets.
     force
-        Overwrite that file.
+        Overwrite the file of `--bundle`.
 
     """
     if context and (problem := commands.missing("labeler")):
         return output.fail("doctor", problem)
     if context:
-        # as other commands with a context do, it ignores the variables
+        # like other commands with a context, this ignores the environment variables
         url = None if url == os.environ.get("NATS_URL") else url
         health = None if health == os.environ.get("MUSTER_HEALTH_URL") else health
     try:
@@ -98,7 +98,7 @@ def doctor(
             output.show(*lines(findings, code))
         if bundle:
             doctor_bundle.write(bundle, content, force=force)
-            output.warn("doctor", f"wrote {bundle}; read it before you give it to others")
+            output.warn("doctor", f"wrote {bundle}; read it before you share it")
     except doctor_bundle.Refused as error:
         return output.fail("doctor", f"--bundle: {error}")
     return code
@@ -143,8 +143,8 @@ def lines(findings: Sequence[Finding], code: int) -> list[str]:
     width = max(len(finding.check) for finding in findings)
     text = []
     for finding in findings:
-        is_seen = finding.level is not Level.NOT_LOOKED_AT
-        level, what = (finding.level, "") if is_seen else ("?", "not looked at: ")
+        is_seen = finding.level is not Level.NOT_CHECKED
+        level, what = (finding.level, "") if is_seen else ("?", "not checked: ")
         text.append(f"{level:4}  {finding.check:{width}}  {what}{finding.text}")
         if finding.next_step:
             text.append(f"{'':4}  {'':{width}}  -> {finding.next_step}")

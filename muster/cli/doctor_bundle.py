@@ -1,6 +1,6 @@
-"""Adapter: files and the Kubernetes API: the archive for a bug report that `--bundle` writes.
+"""Adapter: files and the Kubernetes API: writes the archive for a bug report (`--bundle`).
 
-It has nothing but what `redaction` has seen. Values of environment variables, Secrets and arguments
+All its content passes through `redaction`. Values of environment variables, Secrets and arguments
 are not read at all.
 """
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from muster.cli import cluster as clusters
 
 LINES_MAX: Final = 500
-"""How many lines of each log are kept."""
+"""The maximum number of lines of each log."""
 _LOG_BYTES_MAX: Final = 256 * 1024
 _FILE_BYTES_MAX: Final = 4 * 1024 * 1024
 _BYTES_MAX: Final = 32 * 1024 * 1024
@@ -37,20 +37,20 @@ _ROOT: Final = "muster-doctor"
 
 
 class Bundle:
-    """Files of an archive, without secrets; `known` are values that are secret."""
+    """The files of an archive, without secrets; `known` are values known to be secret."""
 
     def __init__(self, known: Sequence[str]) -> None:
         self._redaction = redaction.Redaction(known)
         self._files: dict[str, bytes] = {}
         self._left = _BYTES_MAX
         self.notes: list[str] = []
-        """What is not in it, and why."""
+        """What is missing in the archive, and why."""
 
     def add_text(self, name: str, text: str) -> None:
-        """Add a text; of a long one the end."""
+        """Add a text; if it is too long, add only its end."""
         content = self._redaction.text(text).encode("utf-8", "replace")
         if len(content) > _FILE_BYTES_MAX:
-            # from the next line on: half a line could be half of what would have been removed
+            # start at the next line: a partial line may contain part of a secret, unrecognised
             content = content[-_FILE_BYTES_MAX:].partition(b"\n")[2]
         self._add(name, content)
 
@@ -71,7 +71,7 @@ class Bundle:
         return written.getvalue()
 
     async def collect(self, observer: doctor_observer.Observer, observed: Observations) -> None:
-        """Add what was observed, and the cluster's logs and settings."""
+        """Add the observations, and the cluster's logs and settings."""
         versions = {} if isinstance(observed.versions, NotSeen) else observed.versions
         command = {"muster": muster.__version__, "python": platform.python_version()}
         self.add_tree("versions.json", {"command": command, "processes": versions})
@@ -88,7 +88,7 @@ class Bundle:
             self.notes.append(f"pods.json, logs, settings: {observed.pods.why}")
             return
         self.add_tree("pods.json", [_description(pod) for pod in observed.pods])
-        assert observer.cluster is not None, "the pods are from there"
+        assert observer.cluster is not None, "the pods belong to another cluster"
         observer.go_on()
         await self._add_logs(observer, observer.cluster, observed.pods)
         await self._add_settings(observer, observer.cluster, observed.pods)
@@ -106,7 +106,7 @@ class Bundle:
         cluster: "clusters.Cluster",
         pods: Sequence[installation.Pod],
     ) -> None:
-        # the pods that are not ready first, then one after the other
+        # pods that are not ready come first
         chosen = sorted(pods, key=lambda pod: (pod.is_ready, -pod.restarts, pod.name))
         if len(chosen) > _PODS_MAX:
             self.notes.append(f"logs: only of {_PODS_MAX} of {len(chosen)} pods")
@@ -161,18 +161,18 @@ class Bundle:
         try:
             trees = settings.parse(text.encode("utf-8", "replace"), source=name)
         except settings.BadSettings:
-            # without its reason, which quotes the text
-            self.notes.append(f"{name}: not YAML as muster reads it")
+            # the error itself would quote the text
+            self.notes.append(f"{name}: not valid YAML")
             return
         self.add_tree(name, trees[0] if len(trees) == 1 else trees)
 
 
 class Refused(Exception):
-    """The archive cannot be written; the text says why."""
+    """The archive cannot be written; the text is the reason."""
 
 
 def check(file: Path, *, force: bool) -> None:
-    """Raise Refused if a file may not be written."""
+    """Raise Refused if the archive cannot be written to this file."""
     try:
         if not file.parent.is_dir():
             raise Refused(f"{file.parent}: no such directory")
@@ -185,7 +185,7 @@ def check(file: Path, *, force: bool) -> None:
 
 
 def write(file: Path, content: bytes, *, force: bool) -> None:
-    """Write a file that only its owner may read, all of it or nothing. Raises Refused."""
+    """Write a file atomically, readable only by its owner. Raises Refused."""
     check(file, force=force)
     place = file.with_name(f".{file.name}.{os.getpid()}") if force else file
     try:
@@ -202,12 +202,12 @@ def write(file: Path, content: bytes, *, force: bool) -> None:
 
 
 def _or_reason(observed: object) -> object:
-    """Return what was observed, or why it was not."""
-    return {"not_looked_at": observed.why} if isinstance(observed, NotSeen) else observed
+    """Return an observation, or the reason why it is missing."""
+    return {"not_checked": observed.why} if isinstance(observed, NotSeen) else observed
 
 
 def _description(pod: installation.Pod) -> dict[str, object]:
-    """Return what a pod is and how it is; of environment variables only the names."""
+    """Return a pod's specification and status; of environment variables, only the names."""
     return {
         "name": pod.name,
         "part": pod.part,

@@ -1,7 +1,7 @@
-"""Adapter: NATS: what the bus shows to `muster doctor`.
+"""Adapter: NATS: reads the state of the bus for `muster doctor`.
 
-Streams, consumers and locks are shown to an administrator only; the rest to a reader, too. Every
-function waits as long as it takes: the caller limits the time. They raise nats-py's errors.
+Only an administrator may read streams, consumers and locks; a reader may read the rest. The
+functions have no timeouts of their own, so the caller limits the time. They raise nats-py's errors.
 """
 
 import asyncio
@@ -15,16 +15,16 @@ from muster.cli.doctor_facts import LOCKS, WELL, Broken, Leader, NotSeen, Receiv
 from muster.nats import bus, connection, consumers, jetstream, lock, stream_info, streams
 
 _RIGHTS_S: Final = 2.0
-"""How long to wait for an answer that only an administrator gets."""
+"""How long to wait for an answer that only an administrator receives."""
 _REFUSED_MAX: Final = 50
 _PLUGINS_MAX: Final = 100_000
 _LISTEN_S: Final = 6.0
 _INTERVALS: Final = 1.5
-"""For how long heartbeats are listened to: in intervals of the slowest plugin, and at most."""
+"""How long to listen for heartbeats: in intervals of the slowest plugin, and at most in seconds."""
 
 
 async def has_all_rights(connected: bus.Bus) -> bool:
-    """Return whether NATS answers what it answers only to an administrator."""
+    """Return whether NATS answers a request that only an administrator may send."""
     live = await connected.link.client()
     try:
         await stream_info.describe(live, f"KV_{streams.LEADER.name}", timeout_s=_RIGHTS_S)
@@ -34,7 +34,7 @@ async def has_all_rights(connected: bus.Bus) -> bool:
 
 
 async def stores(connected: bus.Bus, *, timeout_s: float) -> Mapping[str, streams.Usage | None]:
-    """Return what each stream and bucket stores; None for what does not exist."""
+    """Return the usage of each stream and bucket; None for one that does not exist."""
     live = await connected.link.client()
     names = [stream.name for stream in streams.STREAMS]
     names += [f"KV_{bucket.name}" for bucket in streams.BUCKETS]
@@ -55,7 +55,7 @@ async def consumers_of_alerts(connected: bus.Bus, *, timeout_s: float) -> Sequen
 
 
 async def leaders(connected: bus.Bus) -> Mapping[str, Leader | None]:
-    """Return who holds the lock of each service; None if nobody does."""
+    """Return the holder of each service's lock; None if there is no holder."""
     live = await connected.link.client()
     leaders: dict[str, Leader | None] = {}
     for service, bucket in LOCKS.items():
@@ -67,7 +67,7 @@ async def leaders(connected: bus.Bus) -> Mapping[str, Leader | None]:
 
 
 async def receivers(connected: bus.Bus) -> Receivers | None:
-    """Return whom the notifier notifies, as it said last; None if it never did."""
+    """Return the receivers that the notifier last published; None if it never published any."""
     event = await consumers.receivers(connected.link)
     return Receivers(event.receivers, event.refused) if event else None
 
@@ -94,16 +94,16 @@ async def refused(connected: bus.Bus) -> Mapping[str, str]:
             with contextlib.suppress(codec.MalformedEvent):
                 process = codec.decode(started.subject or "", started.data or b"").instance
                 if process != event.instance:
-                    continue  # it has started with a configuration that it accepts
+                    continue  # the plugin has started with a configuration that it accepts
         problem = next(iter(event.data.problems), "it gave no reason")
         refused[f"{event.data.node} {event.data.plugin}"] = problem
     return refused
 
 
 async def heard(connected: bus.Bus, fleet: status.State | Broken | NotSeen) -> Mapping[str, str]:
-    """Return the version of each plugin that sends a heartbeat while we listen.
+    """Return the version of each plugin that sends a heartbeat in the meantime.
 
-    That is until all have that are well, or until each should have sent one.
+    Listens until all healthy plugins have sent one, or until each should have sent one.
     """
     listen_s, expected = _LISTEN_S, set[tuple[str, str]]()
     if isinstance(fleet, status.State):

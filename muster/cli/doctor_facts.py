@@ -1,4 +1,4 @@
-"""Pure: what `muster doctor` observes, and what it concludes from that."""
+"""Pure: the observations and findings of `muster doctor`."""
 
 import dataclasses
 import enum
@@ -13,21 +13,21 @@ from muster.kubernetes import installation
 from muster.nats import streams
 
 LOCKS: Final = {"health": streams.LEADER, "notifier": streams.TENURE}
-"""The services that have a leader, and the bucket of its lock."""
+"""The services that have a leader, each with the bucket of its lock."""
 WELL: Final = frozenset({vocabulary.Verdict.HEALTHY, vocabulary.Verdict.MAINTENANCE})
 
 
 class Level(enum.StrEnum):
-    """What a finding means."""
+    """The severity of a finding."""
 
     OK = "OK"
     WARN = "WARN"
     FAIL = "FAIL"
-    NOT_LOOKED_AT = "NOT LOOKED AT"
+    NOT_CHECKED = "NOT CHECKED"
 
 
 class Check(enum.StrEnum):
-    """What is checked, in the order in which it is shown."""
+    """The checks, in the order of the output."""
 
     PODS = "pods"
     IMAGES = "images"
@@ -56,7 +56,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class NotSeen:
-    """Why something was not observed; `is_refused` if it should have been."""
+    """Why something was not observed; `is_refused` if observing it was attempted and refused."""
 
     why: str
     is_refused: bool = True
@@ -64,14 +64,14 @@ class NotSeen:
 
 @dataclass(frozen=True, slots=True)
 class Broken:
-    """Why something that was looked at does not answer."""
+    """Why a checked component does not answer."""
 
     why: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bus:
-    """A connection to NATS: whose it is, its server, and how long a round trip takes."""
+    """A connection to NATS: its rights, its server, and the round-trip time."""
 
     rights: str
     server: str
@@ -80,7 +80,7 @@ class Bus:
 
 @dataclass(frozen=True, slots=True)
 class Leader:
-    """The process that leads, and since when if it says so."""
+    """The leading process, and since when it leads, if known."""
 
     name: str
     since: datetime | None = None
@@ -88,7 +88,7 @@ class Leader:
 
 @dataclass(frozen=True, slots=True)
 class Receivers:
-    """Whom the notifier notifies: the kind of each receiver, and whom it leaves out."""
+    """The notifier's receivers with their kinds, and the receivers that it skips."""
 
     kinds: Mapping[str, str]
     left_out: Sequence[str] = ()
@@ -96,7 +96,7 @@ class Receivers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observations:
-    """All that was observed; `None` for a stream or a leader that does not exist."""
+    """All observations; `None` stands for a stream or a leader that does not exist."""
 
     pods: Sequence[installation.Pod] | NotSeen
     bus: Bus | Broken | NotSeen
@@ -110,18 +110,18 @@ class Observations:
     refused: Mapping[str, str] | NotSeen
 
     def parts(self) -> Iterable[object]:
-        """Return each of them."""
+        """Return each observation."""
         return (getattr(self, each.name) for each in dataclasses.fields(self))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Commands:
-    """How the reader's next commands begin."""
+    """The prefixes of the commands that findings suggest."""
 
     muster: str = "muster"
     kubectl: str = ""
-    """Empty without a cluster."""
+    """Empty if no cluster is named."""
 
     def in_cluster(self, words: str) -> str:
-        """Return a command of kubectl; empty without a cluster."""
+        """Return a kubectl command; empty without a cluster."""
         return f"{self.kubectl} {words}" if self.kubectl else ""

@@ -1,4 +1,4 @@
-"""Pure: decides from what was observed whether muster itself is well.
+"""Pure: decides from observations whether muster itself is well.
 
 | check         | OK                       | WARN                             | FAIL             |
 |---------------|--------------------------|----------------------------------|------------------|
@@ -9,9 +9,9 @@
 | streams       | all exist and have room  | a replica is away; one is nearly | missing, or full |
 |               |                          | full, or removes messages early  |                  |
 | consumers     | they keep up             | many messages wait, or some were | none for alerts  |
-|               |                          | delivered again                  |                  |
+|               |                          | redelivered                  |                  |
 | dead letters  | none                     | some                             |                  |
-| leaders       | each service has one     |                                  | nobody leads     |
+| leaders       | each service has one     |                                  | no leader for     |
 | health        | it answers, without note | it has a note                    | no answer, or it |
 |               |                          |                                  | is disconnected  |
 | plugins       | all are well             | some are not; there is none      | none is well     |
@@ -20,7 +20,7 @@
 | receivers     | somebody is notified     | nobody is, or somebody is not    | nobody says who  |
 | configuration | none was refused         | a plugin has refused one         |                  |
 
-What could not be observed is `NOT LOOKED AT`, with the reason.
+What could not be observed is `NOT CHECKED`, with the reason.
 """
 
 from collections import Counter
@@ -51,14 +51,14 @@ Observed = TypeVar("Observed")
 
 SLOW_S: Final = 0.5
 WAITING_MAX: Final = 1_000
-"""How many messages may wait for a consumer."""
+"""The number of messages waiting for a consumer above which it counts as slow."""
 SHARE_WARN: Final = 0.8
 SHARE_FAIL: Final = 0.99
 RESTART_RECENT: Final = timedelta(hours=1)
 CERTIFICATE_WARN: Final = timedelta(days=30)
 CERTIFICATE_FAIL: Final = timedelta(days=3)
 NEEDED: Final = ("muster-health", "muster-notifier", "muster-plugin")
-"""The parts of every installation; NATS may be outside of the cluster."""
+"""The parts of every installation; NATS may run outside the cluster."""
 
 _MIB: Final = 1024 * 1024
 _REFUSED: Final = "configuration_refused"
@@ -115,7 +115,7 @@ def evaluate(observed: Observations, commands: Commands, now: datetime) -> list[
 
 
 def exit_code(observed: Observations, findings: Iterable[Finding]) -> int:
-    """Return 1 if something fails, 2 if not everything could be looked at, otherwise 0."""
+    """Return 1 if something fails, 2 if not everything could be checked, otherwise 0."""
     if any(finding.level is Level.FAIL for finding in findings):
         return 1
     return (
@@ -124,11 +124,11 @@ def exit_code(observed: Observations, findings: Iterable[Finding]) -> int:
 
 
 def _if_observed(observed: Observed | NotSeen, judge: Callable[[Observed], Answer]) -> Answer:
-    return _not_looked_at(observed) if isinstance(observed, NotSeen) else judge(observed)
+    return _not_checked(observed) if isinstance(observed, NotSeen) else judge(observed)
 
 
-def _not_looked_at(observed: NotSeen) -> Answer:
-    return Level.NOT_LOOKED_AT, observed.why, ""
+def _not_checked(observed: NotSeen) -> Answer:
+    return Level.NOT_CHECKED, observed.why, ""
 
 
 def _runbook(page: str) -> str:
@@ -198,7 +198,7 @@ def _images(pods: Sequence[installation.Pod], commands: Commands) -> Answer:
 
 def _bus(bus: Bus | Broken | NotSeen, commands: Commands) -> Answer:
     if isinstance(bus, NotSeen):
-        return _not_looked_at(bus)
+        return _not_checked(bus)
     if isinstance(bus, Broken):
         step = commands.in_cluster(f"get pods -l app.kubernetes.io/name={installation.NATS}")
         return Level.FAIL, bus.why, _steps(step, _runbook("nats_down"))
@@ -232,9 +232,7 @@ def _stores(stores: Mapping[str, streams.Usage | None], commands: Commands) -> A
         if (store := stores.get(stream.name)) is not None and not stream.is_queue
         if (text := streams.early_eviction(stream, store.stored_bytes, store.oldest_age_s))
     ]
-    away = [
-        f"{store.name}: {', '.join(store.away)} does not follow" for store in there if store.away
-    ]
+    away = [f"{store.name}: {', '.join(store.away)} is behind" for store in there if store.away]
     if away:
         return Level.WARN, wording.listed(away), _runbook("nats_down")
     if early or nearly:
@@ -256,7 +254,7 @@ def _consumers(consumers: Sequence[streams.Durable], commands: Commands) -> Answ
         return Level.FAIL, f"nobody consumes {alerts}: no notifier runs", _steps(step, runbook)
     slow = [
         f"{consumer.name} of {consumer.stream}: {wording.counted(consumer.waiting, 'message')} "
-        f"waiting, {consumer.redelivered} delivered again"
+        f"waiting, {consumer.redelivered} redelivered"
         for consumer in consumers
         if consumer.waiting > WAITING_MAX or consumer.redelivered
     ]
@@ -270,7 +268,7 @@ def _consumers(consumers: Sequence[streams.Durable], commands: Commands) -> Answ
 def _dead_letters(stores: Mapping[str, streams.Usage | None], commands: Commands) -> Answer:
     store = stores.get(streams.DEAD_LETTERS.name)
     if store is None:
-        return Level.NOT_LOOKED_AT, f"{streams.DEAD_LETTERS.name} is missing", ""
+        return Level.NOT_CHECKED, f"{streams.DEAD_LETTERS.name} is missing", ""
     if store.messages:
         step = f"{commands.muster} dlq list"
         text = f"{store.messages} that could not be delivered or processed"
@@ -283,7 +281,7 @@ def _leaders(leaders: Mapping[str, Leader | None], commands: Commands) -> Answer
     if nobody:
         step = commands.in_cluster(f"logs deployment/muster-{nobody[0]} --tail=50")
         page = _NOBODY_LEADS[nobody[0]]
-        return Level.FAIL, f"nobody leads {' or '.join(nobody)}", _steps(step, _runbook(page))
+        return Level.FAIL, f"no leader for {' or '.join(nobody)}", _steps(step, _runbook(page))
     texts = [
         f"{service}: {leader.name}{_since(leader)}"
         for service, leader in leaders.items()
@@ -298,7 +296,7 @@ def _since(leader: Leader) -> str:
 
 def _health(health: status.State | Broken | NotSeen, commands: Commands) -> Answer:
     if isinstance(health, NotSeen):
-        return _not_looked_at(health)
+        return _not_checked(health)
     step = commands.in_cluster("logs deployment/muster-health --tail=50")
     if isinstance(health, Broken):
         return Level.FAIL, health.why, _steps(step, _runbook("health_silent"))
@@ -313,9 +311,9 @@ def _health(health: status.State | Broken | NotSeen, commands: Commands) -> Answ
 def _plugins_or_broken(health: status.State | Broken | NotSeen, commands: Commands) -> Answer:
     match health:
         case NotSeen():
-            return _not_looked_at(health)
+            return _not_checked(health)
         case Broken():
-            return Level.NOT_LOOKED_AT, "health does not answer", ""
+            return Level.NOT_CHECKED, "health does not answer", ""
         case _:
             return _plugins(health.plugins, commands)
 
@@ -323,7 +321,7 @@ def _plugins_or_broken(health: status.State | Broken | NotSeen, commands: Comman
 def _plugins(plugins: Sequence[status.Plugin], commands: Commands) -> Answer:
     if not plugins:
         step = commands.in_cluster("get pods -l app.kubernetes.io/name=muster-plugin")
-        return Level.WARN, "health has heard of none", step
+        return Level.WARN, "health knows of no plugin", step
     unwell = [plugin for plugin in plugins if plugin.verdict not in WELL]
     nodes = len({plugin.node for plugin in plugins})
     if not unwell:
@@ -365,12 +363,12 @@ def _receivers(receivers: Receivers | None, commands: Commands) -> Answer:
     logs = commands.in_cluster("logs deployment/muster-notifier --tail=50")
     runbook = _runbook("notifier_cannot_deliver")
     if receivers is None:
-        return Level.FAIL, "no notifier has said whom it notifies", _steps(logs, runbook)
+        return Level.FAIL, "no notifier has published its receivers", _steps(logs, runbook)
     if set(receivers.kinds.values()) <= {vocabulary.CONSOLE}:
         step = "notify setup slack" if commands.kubectl else "notify setup --help"
         return Level.WARN, vocabulary.NOBODY_NOTIFIED, f"{commands.muster} {step}"
     if receivers.left_out:
-        text = f"the notifier leaves out: {wording.listed(receivers.left_out)}"
+        text = f"the notifier skips: {wording.listed(receivers.left_out)}"
         return Level.WARN, text, _steps(logs, runbook)
     named = sorted(receivers.kinds.items())
     return (

@@ -1,7 +1,7 @@
-"""Adapter: a cluster, NATS and HTTP: observes what `muster doctor` judges.
+"""Adapter: a cluster, NATS and HTTP: makes the observations for `muster doctor`.
 
-Every observation has a time limit of its own, and the last of them ends with the time of the whole
-run. A failure is an observation too: `NotSeen` says why.
+Every observation has its own time limit, which ends at the latest with the time limit of the run. A
+failure is also an observation: `NotSeen` contains the reason.
 """
 
 import asyncio
@@ -34,11 +34,11 @@ if TYPE_CHECKING:
 
 _CHECK_SHARE: Final = 1 / 3
 _REQUEST_SHARE: Final = 1 / 6
-"""How much of the time of the whole run a check, and a request within it, may take."""
+"""The shares of the run's time limit for a check, and for a request within it."""
 _METRICS_BYTES_MAX: Final = 1024 * 1024
-"""The version comes first; health adds series of each node at the end."""
+"""Enough for the version, which comes first; health appends series for each node at the end."""
 _SERVICES: Final = ("muster-health", "muster-labeler", "muster-notifier", "muster-gate")
-"""The parts that are asked for their version; a plugin's is in its heartbeats."""
+"""The parts that report their version by HTTP; a plugin's version is in its heartbeats."""
 _SERVICES_MAX: Final = 12
 _VERSION: Final = re.compile(r'^muster_build_info\{[^}\n]*version="([^"\n]*)"', re.MULTILINE)
 _TIMESTAMP: Final = re.compile(
@@ -52,18 +52,18 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """Where muster is: a cluster, or addresses; without either on this machine."""
+    """The installation: a cluster or addresses; without either, the one on this machine."""
 
     context: str | None
     namespace: str
     url: str | None
     health: str | None
     within_s: float
-    """The time of the whole run."""
+    """The time limit of the run."""
 
     @property
     def is_named(self) -> bool:
-        """Whether the user said where muster is."""
+        """Whether the user named a cluster or an address."""
         return bool(self.context or self.url or self.health)
 
 
@@ -71,7 +71,7 @@ class Target:
 async def opened(
     target: Target, progress: Progress, reasons: Sequence[str]
 ) -> AsyncIterator["Observer"]:
-    """Observe until the block ends; `reasons` has why NATS was last lost."""
+    """Yield an observer until the block ends; `reasons` contains why NATS was last lost."""
     async with contextlib.AsyncExitStack() as stack:
         is_opened = target.context and target.url is None
         own = stack.enter_context(reach.restored()) if is_opened else os.environ
@@ -79,22 +79,22 @@ async def opened(
 
 
 class Process:
-    """What the metrics of a service's process say."""
+    """What a service process reports in its metrics."""
 
     def __init__(self, name: str, text: str) -> None:
         self.name = name
-        """The pod, or the service on this machine."""
+        """The pod's name, or the service's on this machine."""
         self.service = name.removeprefix("muster-").partition("-")[0]
         version = _VERSION.search(text)
         self.version = version[1] if version else ""
         times = {what: float(value) for what, value in _TIMESTAMP.findall(text)}
         self.certificate_ends = times.get("muster_bus_certificate_ends", 0.0)
         self.leads_since = times.get("muster_leader_since")
-        """In seconds of UTC: 0 if another leads, None if there is no leader."""
+        """In Unix seconds: 0 if another process leads, None if the service has no leader."""
 
 
 class Observer:
-    """Observes one installation; what it opens stays open until the stack ends."""
+    """Observes one installation; its connections stay open until the stack is closed."""
 
     def __init__(
         self,
@@ -115,11 +115,11 @@ class Observer:
         self._request_s = target.within_s * _REQUEST_SHARE
         self._bus: bus.Bus | None = None
         self._less: NotSeen | None = None
-        """Why there are only a reader's rights."""
+        """Why only a reader's rights are available."""
         self.source = ""
-        """The address of health."""
+        """The URL of health."""
         self.secrets: list[str] = []
-        """What must not be shown: the credentials that are used."""
+        """The credentials in use, which must not be shown."""
 
     async def observe(self) -> Observations:
         """Observe everything."""
@@ -168,7 +168,7 @@ class Observer:
         )
 
     def go_on(self) -> None:
-        """Take the time of a whole run again, for what is asked for besides."""
+        """Restart the time limit of the run, for the bundle."""
         self._deadline = asyncio.get_running_loop().time() + self._target.within_s
 
     def now(self) -> datetime:
@@ -176,7 +176,7 @@ class Observer:
         return (self.cluster.api.now() if self.cluster else None) or datetime.now(UTC)
 
     def _certificates(self, processes: Sequence[Process]) -> Mapping[str, datetime]:
-        """Return when certificates of NATS end, as we and the services see them."""
+        """Return when NATS' certificates expire, as seen by this command and the services."""
         live = self._bus.link.live_client() if self._bus else None
         ours = connection.certificate_ends(live) if live else 0.0
         seen = {f"NATS, as {each.name} sees it": each.certificate_ends for each in processes}
@@ -187,8 +187,8 @@ class Observer:
         }
 
     async def look(self, what: str, looking: Coroutine[object, object, Seen]) -> Seen | NotSeen:
-        """Return what was observed, or why that failed."""
-        self._progress(f"looking at {what}")
+        """Return the observation, or the reason for its failure."""
+        self._progress(f"checking {what}")
         results: list[Seen] = []
 
         async def step() -> None:
@@ -279,7 +279,7 @@ class Observer:
         )
 
     async def _log_on(self) -> tuple[str, str]:
-        """Open NATS as administrator or else as reader; return its address, and whose rights."""
+        """Connect to NATS as administrator or else as reader; return its address and the rights."""
         cluster = self._cluster()
         try:
             role = installation.Role.ADMIN
@@ -304,7 +304,7 @@ class Observer:
         return await self.look(what, looking(self._bus))
 
     async def _services(self, pods: Sequence[installation.Pod] | NotSeen) -> list[Process]:
-        """Return what the metrics of the services say."""
+        """Return what the services report in their metrics."""
         places = await self._places(pods)
         reads = (asyncio.to_thread(_metrics, url) for url in places.values())
         return [
@@ -314,7 +314,7 @@ class Observer:
         ]
 
     async def _places(self, pods: Sequence[installation.Pod] | NotSeen) -> Mapping[str, str]:
-        """Return where the services listen."""
+        """Return the addresses of the services."""
         if isinstance(pods, NotSeen) or self.cluster is None:
             names = [part.removeprefix("muster-") for part in _SERVICES]
             local = {} if self._target.is_named else {n: health.running_here(n) for n in names}
@@ -327,7 +327,7 @@ class Observer:
 
 
 class _Unseen(Exception):
-    """An observation that is not possible; `seen` says why."""
+    """An observation is not possible; `seen` contains the reason."""
 
     def __init__(self, seen: NotSeen) -> None:
         super().__init__(seen.why)
@@ -358,9 +358,9 @@ def _versions(
 def _led(
     locks: Mapping[str, Leader | None] | NotSeen, processes: Sequence[Process]
 ) -> Mapping[str, Leader | None] | NotSeen:
-    """Return the leaders, with what the processes say of themselves: since when they lead.
+    """Return the leaders, with the time since when they lead, according to their metrics.
 
-    The labeler has no lock in NATS, but a Lease, if it has one at all.
+    The labeler uses no lock in NATS but a Lease, if it has leader election at all.
     """
     if isinstance(locks, NotSeen):
         return locks
@@ -384,10 +384,12 @@ def _version_number(version: str) -> str:
 
 
 def _rights_of(url: str) -> str:
-    """Return whose rights a connection has, without the password."""
+    """Return a text with the rights of a connection, without the password."""
     user = re.match(r"[a-z]+://([^:@/,]+)(:[^@/,]*)?@", url)
     if user:
-        return f"as {user[1]}, whom the address names"
+        return f"as {user[1]} (URL)"
     return (
-        f"with $NATS_CREDS ({creds})" if (creds := os.environ.get("NATS_CREDS")) else "as anybody"
+        f"with $NATS_CREDS ({creds})"
+        if (creds := os.environ.get("NATS_CREDS"))
+        else "without credentials"
     )

@@ -76,7 +76,7 @@ def print_events(
 def run_within(
     command: str, work: Coroutine[object, object, int], *, limit_s: float = _TIMEOUT_S
 ) -> int:
-    """Run a command's work for a limited time; return its exit code."""
+    """Run a command's work with a time limit; return its exit code."""
 
     async def limited() -> int:
         async with asyncio.timeout(limit_s):
@@ -106,11 +106,11 @@ async def connect(command: str, url: str | None) -> AsyncIterator[bus.Bus]:
 def outages_hidden(
     waiting: str | None = None, *, everything: bool = False
 ) -> Iterator[Sequence[str]]:
-    """Keep lost connections out of the log, because commands report them themselves.
+    """Suppress log lines about lost connections, because commands report these themselves.
 
     Yields a list that will contain the reason for the last lost connection. `waiting` names a
-    command that waits for NATS without a limit: it prints a line when an outage begins. With
-    `everything` nothing is logged.
+    command that waits for NATS without a limit: a line is printed when an outage begins. With
+    `everything`, nothing is logged.
     """
 
     def hide(_: object, __: str, entry: structlog.typing.EventDict) -> structlog.typing.EventDict:
@@ -140,7 +140,7 @@ def outages_hidden(
 
 
 class Recorder:
-    """Stores the messages it receives, each with its time of arrival on the loop's clock."""
+    """Stores received messages, each with its time of arrival on the loop's clock."""
 
     def __init__(self) -> None:
         self._messages: list[tuple[float, Message]] = []
@@ -157,7 +157,7 @@ class Recorder:
     async def first(
         self, kind: type[Event], matches: Callable[[Event], bool], *, since: float
     ) -> tuple[float, Event]:
-        """Return the first matching event of a kind received since a time, and when it arrived."""
+        """Return the first matching event received since a time, and its time of arrival."""
         checked = 0
         while True:
             async with self._changed:
@@ -207,7 +207,7 @@ def event_line(event: codec.CloudEvent) -> str:
 
 
 def _reason(error: str) -> str:
-    """Return why a connection failed, in the operating system's words if it has any."""
+    """Return why a connection failed, if possible as the operating system's message."""
     number = re.match(r"\[Errno (\d+)\]", error)
     return os.strerror(int(number[1])) if number else error
 

@@ -1,4 +1,4 @@
-"""Adapter: the health service: `muster status` and `muster why` ask it for its state."""
+"""Adapter: the health service: `muster status` and `muster why` read its state."""
 
 import asyncio
 import contextlib
@@ -34,7 +34,7 @@ Health = Annotated[
 
 _TIMEOUT_S: Final = 5.0
 _STATE_BYTES_MAX: Final = 512 * 1024 * 1024
-"""Several times the size of the state of a fleet of 100,000 nodes."""
+"""The size limit of a state: several times that of a fleet of 100,000 nodes."""
 _NO_HEALTH: Final = (
     "no health service runs on this machine as part of `muster up`; name a cluster with "
     "--context CONTEXT, or the address of a health service with --health or MUSTER_HEALTH_URL"
@@ -82,7 +82,7 @@ def show_node(
 ) -> int:
     """Show a node's verdicts, evidence, devices, alerts, pods and last changes.
 
-    If health or NATS does not answer, only the other's data is shown, and the exit code is 1.
+    If health or NATS does not answer, only the data of the other is shown, and the exit code is 1.
 
     Parameters
     ----------
@@ -183,7 +183,7 @@ def _checked(address: str) -> str:
 
 
 def running_here(service: str = "health") -> list[tuple[str, str | None]]:
-    """Return where a service and NATS are for each `muster up` of this user, newest first."""
+    """Return the addresses of a service and NATS per `muster up` of this user, newest first."""
     places = []
     for log in Path(tempfile.gettempdir()).glob(f"muster-*/{service}.log"):
         # `muster up` removes its files when it ends; other users' directories are not used

@@ -1,12 +1,12 @@
-"""Adapter: files: a directory of keys for the bus, and a directory of certificates for NATS.
+"""Adapter: files: writes the directories of keys for the bus and of certificates for NATS.
 
 A `.seed` file has one seed per line, the newest first: while a key is being changed both keys are
 valid. Everything else is derived from the seeds: accounts.conf for nats-server, credentials, the
 gate's keys.
 
 The certificates are for a laptop, or for a cluster without a certificate issuer: the authority
-signs only for NATS. Its key stays beside the certificate, and must not be on any machine in the
-cluster.
+signs only for NATS. Its key is stored beside the certificate, and must not be copied to any machine
+in the cluster.
 """
 
 import ipaddress
@@ -30,11 +30,11 @@ _OTHERS_WRITE: Final = 0o022
 
 
 class BadDirectory(Exception):
-    """The directory cannot be used; the text says why."""
+    """The directory is unusable; the text is the reason."""
 
 
 class BadAuthority(ValueError):
-    """The authority cannot sign this certificate; the text says why."""
+    """The authority cannot sign this certificate; the text is the reason."""
 
 
 def make(directory: Path, *, at: float) -> list[str]:
@@ -43,7 +43,7 @@ def make(directory: Path, *, at: float) -> list[str]:
     This and the functions below raise BadDirectory, and OSError.
     """
     own(directory)
-    # new keys that are created by mistake would lock everybody out
+    # new keys that were created by mistake would lock out all clients
     if any(directory.glob("*.seed")):
         raise BadDirectory(f"{directory}: already has keys; change one with `muster auth rotate`")
     for name, text in new_seeds().items():
@@ -95,7 +95,7 @@ def user(
 
 
 def rotate(directory: Path, name: str, *, at: float) -> list[str]:
-    """Sign with a new key from now on, and keep the old key valid; return the files' names.
+    """Start signing with a new key, and keep the old key valid; return the files' names.
 
     Raises BadDirectory.
     """

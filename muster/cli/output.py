@@ -1,6 +1,6 @@
-"""Adapter: standard output and standard error: how every command prints.
+"""Adapter: standard output and standard error: prints the output of every command.
 
-Nothing else prints, so that all texts pass `escaping`.
+All printing goes through this module, so that every text is escaped (`muster.escaping`).
 """
 
 import contextlib
@@ -45,8 +45,8 @@ class Unwritable(Exception):
 def guarded() -> Iterator[None]:
     """Raise Unwritable for every failure to write to standard output inside the block.
 
-    An OSError would look like a failure of NATS or of a file that the command uses. Output is
-    flushed at the end. After a failure nothing more is written.
+    An OSError would look like a failure of NATS or of a file. Output is flushed at the end. After a
+    failure, nothing more is written.
     """
     stdout: TextIO | None = sys.stdout
     if stdout is None:
@@ -74,7 +74,7 @@ def guarded() -> Iterator[None]:
 
 
 class _Guard(io.FileIO):
-    """Standard output, which raises Unwritable once and drops everything after it."""
+    """Standard output that raises Unwritable on the first failure and drops all later output."""
 
     _has_failed = False
 
@@ -119,7 +119,7 @@ def print_yaml(tree: object) -> None:
 
 
 def print_raw(content: bytes) -> bool:
-    """Print bytes as they are; return False, and print nothing, if that is a terminal."""
+    """Print bytes unchanged; return False, and print nothing, if standard output is a terminal."""
     if sys.stdout.isatty():
         return False
     sys.stdout.flush()
@@ -136,7 +136,7 @@ def warn(command: str, text: str) -> None:
 
 
 def may_write(command: str, losses: Sequence[str], *, accepted: bool) -> bool:
-    """Print what an import loses to standard error; return whether its result may be written."""
+    """Print an import's losses to standard error; return whether its result may be written."""
     if losses:
         warn(command, "\n".join([f"Lost: {len(losses)}", *(f"  {loss}" for loss in losses)]))
         if not accepted:
@@ -173,14 +173,14 @@ def _draw(names: Sequence[str], cells: Iterable[Sequence[str]]) -> None:
 
 
 def console() -> "rich.console.Console":
-    """Return standard output for drawing; texts from elsewhere must be `styled` first."""
+    """Return a console on standard output; foreign texts must be `styled` first."""
     import rich.console  # noqa: PLC0415  # as above
 
     return rich.console.Console()
 
 
 def styled(text: str, style: str = "") -> "rich.text.Text":
-    """Return a text to draw, whose own markup has no effect."""
+    """Return a text for the console; markup inside the text has no effect."""
     import rich.text  # noqa: PLC0415  # as above
 
     return rich.text.Text(escaping.plain(text, keep="\n"), style=style)

@@ -1,7 +1,7 @@
-"""Adapter: threads and the environment: lets a command reach a cluster that `--context` names.
+"""Adapter: threads and the environment: connects a command to the cluster named by `--context`.
 
-A port-forward to each pod that the command needs is open while the command runs. The command itself
-needs no changes: it gets addresses and credentials as environment variables of this process.
+While the command runs, a port-forward is open to each pod that it needs. The command itself needs
+no changes: it reads addresses and credentials from environment variables of this process.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ NAMESPACE: Final = "muster"
 _OPEN_S: Final = 30.0
 _CLOSE_S: Final = 5.0
 _HEALTH_MAX: Final = 3
-"""How many pods of health are asked: only one of them leads."""
+"""The maximum number of health pods to connect to; only one of them leads."""
 _VARIABLES: Final = (
     "MUSTER_HEALTH_URL",
     "NATS_URL",
@@ -39,7 +39,7 @@ _VARIABLES: Final = (
 
 
 class Need(enum.Flag):
-    """What a command needs in a cluster."""
+    """A service that a command needs in a cluster."""
 
     HEALTH = enum.auto()
     EVENTS = enum.auto()
@@ -53,10 +53,10 @@ NEEDS: Final[Mapping[str, Need]] = {
     "status": Need.HEALTH,
     "why": Need.HEALTH | Need.EVENTS,
 }
-"""What each command needs that takes `--context`."""
+"""The needs of each command that accepts `--context`."""
 _BUS: Final = Need.EVENTS | Need.WHOLE_BUS
 _REPLACED: Final = {"--health": Need.HEALTH, "--url": _BUS}
-"""What is not opened if an option has its address."""
+"""The option with the address of each need; if it is set, the need is not opened."""
 
 
 def run(
@@ -73,14 +73,14 @@ def run(
         if any(token.split("=")[0] == option for token in tokens):
             needs &= ~replaced
     if not needs:
-        return output.fail(command, "--context: not with the addresses of everything it would open")
+        return output.fail(command, "--context: cannot be used if all addresses are set")
     return run_with(command, needs, lambda: call(tokens), context=context, namespace=namespace)
 
 
 def run_with(
     command: str, needs: Need, call: Callable[[], int], *, context: str, namespace: str
 ) -> int:
-    """Make a call that has these needs in a cluster; return its exit code."""
+    """Run `call` with these needs opened in a cluster; return its exit code."""
     problem = commands.missing("labeler")
     if problem:
         return output.fail(command, problem, code=1)
@@ -95,8 +95,7 @@ def run_with(
 def reached(command: str, needs: Need, *, context: str, namespace: str) -> Iterator[None]:
     """Set the environment so that a command reaches a cluster, until the block ends.
 
-    Connections are forwarded by a thread, because commands have event loops of their own. Raises
-    Unreachable.
+    A thread forwards connections, because commands have their own event loops. Raises Unreachable.
     """
     with restored() as kept:
         thread = _Thread(_Opening(command, needs, context, namespace, kept.get("NATS_CREDS")))
@@ -122,7 +121,7 @@ def restored() -> Iterator[Mapping[str, str]]:
 async def open_health(
     cluster: "clusters.Cluster", stack: contextlib.AsyncExitStack
 ) -> Mapping[str, str]:
-    """Open health until the stack ends; return the variables. Raises Unreachable."""
+    """Open health until the stack closes; return the variables. Raises Unreachable."""
     pods = (await cluster.ready(installation.HEALTH))[:_HEALTH_MAX]
     forwarded = [cluster.forwarded(pod, installation.HTTP_PORT) for pod in pods]
     places = [await stack.enter_async_context(each) for each in forwarded]
@@ -136,9 +135,9 @@ async def open_bus(
     role: installation.Role,
     own: str | None,
 ) -> tuple[Mapping[str, str], str]:
-    """Open NATS until the stack ends; return the variables, and whose rights they give.
+    """Open NATS until the stack closes; return the variables, and a text with their rights.
 
-    `own` is the user's own file of credentials. Raises Unreachable.
+    `own` is the user's own credentials file. Raises Unreachable.
     """
     server = (await cluster.ready(installation.NATS))[0]
     login = installation.login(server, role)
@@ -150,7 +149,7 @@ async def open_bus(
 
 
 class _Thread:
-    """Forwards connections in an event loop of its own."""
+    """Forwards connections in its own event loop."""
 
     def __init__(self, opening: "_Opening") -> None:
         self._opening = opening
@@ -160,12 +159,12 @@ class _Thread:
         self._thread = threading.Thread(target=self._run, name="port-forward", daemon=True)
 
     def start(self) -> Mapping[str, str]:
-        """Open everything; return the variables. Raises Unreachable."""
+        """Open all connections; return the variables. Raises Unreachable."""
         self._thread.start()
         return self._variables.result()
 
     def end(self) -> None:
-        """Close everything."""
+        """Close all connections."""
         if self._loop is not None and self._task is not None:
             with contextlib.suppress(RuntimeError):  # the loop has ended by itself
                 self._loop.call_soon_threadsafe(self._task.cancel)
@@ -195,7 +194,7 @@ class _Thread:
 
 @dataclass(frozen=True, slots=True)
 class _Opening:
-    """What to open for a command; `creds` is the user's own file of credentials."""
+    """The connections to open for a command; `creds` is the user's own credentials file."""
 
     command: str
     needs: Need
@@ -204,7 +203,7 @@ class _Opening:
     creds: str | None
 
     async def open(self, stack: contextlib.AsyncExitStack) -> Mapping[str, str]:
-        """Open everything until the stack ends; return the variables, and say whose rights."""
+        """Open all connections until the stack closes; return the variables, print the rights."""
         from muster.cli import cluster as clusters  # noqa: PLC0415  # the client, only where it is used
 
         cluster = await stack.enter_async_context(

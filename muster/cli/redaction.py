@@ -1,9 +1,9 @@
 """Pure: removes secrets from texts and trees that leave the operator's machine.
 
-It removes what is known to be secret, and what looks like it: values of keys such as `password`,
-up to the end of the line if they are not quoted; credentials and paths of addresses (those of
-webhooks are secrets); the host, too, if the scheme is not one of muster's own, because Apprise has
-tokens there; tokens and keys by their format. It removes too much rather than too little.
+It removes known secrets and texts that look like secrets. These are values of keys such as
+`password`, up to the end of the line if they are not quoted; credentials and paths of addresses
+(webhook paths are secret); also the host, unless muster uses the scheme, because Apprise puts
+tokens there; and tokens and keys by their format. It removes too much rather than too little.
 """
 
 import base64
@@ -24,13 +24,13 @@ _WORDS: Final = (
 )
 _KEY: Final = re.compile(rf"{_WORDS}|headers", re.IGNORECASE)
 _REFERENCES: Final = frozenset({"env", "file", "at"})
-"""Where a secret is, instead of the secret itself."""
-# each pattern looks at a run of characters once: logs have lines of many thousand characters
+"""The keys of a reference to a secret, which are not secret themselves."""
+# each pattern scans a character run once, because log lines may have thousands of characters
 _NAME: Final = rf"(?<![\w.-])(?=[\w.-]*?(?:{_WORDS}))[\w.-]+"
 _QUOTED: Final = r"""\\".*?(?<!\\)\\"|"(?:[^"\\\n]|\\.)*"|'(?:[^'\n]|'')*'"""
 _JSON_SCALAR: Final = r"""(?:(?<=":)|(?<=":\s))(?:-?\d[\d.e+-]*|true|false|null)(?=\s*[,}\]])"""
 _UNQUOTED: Final = r"""[^\s](?:(?!(?<!\\)"\s*[,}\]])[^\n])*"""
-"""The rest of the line, which may have several words; but not what follows a string of JSON."""
+"""The rest of the line, which may have several words, up to the end of a JSON string."""
 _PAIR: Final = re.compile(
     rf"""(?P<key>{_NAME}\\?["']?\s*(?::|=>?)\s*)(?:{_QUOTED}|{_JSON_SCALAR}|{_UNQUOTED})""",
     re.IGNORECASE,
@@ -45,23 +45,23 @@ _URL: Final = re.compile(
 )
 _FORMATS: Final = (
     re.compile(r"-----BEGIN [^-\n]+-----.*?(?:-----END [^-\n]+-----|\Z)", re.DOTALL),
-    # a JWT; a seed of an nkey; tokens of Slack, GitLab, NVIDIA, GitHub and Telegram
+    # a JWT; the seed of an nkey; tokens of Slack, GitLab, NVIDIA, GitHub and Telegram
     re.compile(r"eyJ[\w-]{8,}(?:\.[\w-]*){0,2}"),
     re.compile(r"S[UAONCXP][A-Z2-7]{56}"),
     re.compile(r"(?:xox[a-z]|xapp|glpat|nvapi)-[\w-]+|gh[a-z]_\w{20,}"),
     re.compile(r"(?<!\d)\d{6,12}:[\w-]{30,}"),
 )
 _SCHEMES: Final = frozenset({"http", "https", "nats", "tls", "ws", "wss"})
-"""What muster itself connects with; any other address is removed as a whole."""
+"""The schemes that muster itself uses; addresses with other schemes are removed completely."""
 _HOST: Final = re.compile(r"[\w.-]+(?::\d{1,5})?|\[[\da-f:]+\](?::\d{1,5})?", re.IGNORECASE)
 _IN_CLUSTER: Final = re.compile(r"[\d.]+|[^.]+|.*\.svc(?:\..*)?")
-"""An address of IPv4, a name without dots, a Service of Kubernetes."""
+"""An IPv4 address, a name without dots, or a Kubernetes Service."""
 _PATHS: Final = frozenset({"", "state", "metrics", "readyz", "healthz"})
-"""Paths of muster's own pages."""
+"""The paths of muster's own pages, which are kept."""
 
 
 class Redaction:
-    """Removes secrets; `known` are values that are secret, whatever they look like."""
+    """Removes secrets; `known` are secret values of any format."""
 
     def __init__(self, known: Iterable[str] = ()) -> None:
         values = {value.strip() for value in known}
@@ -110,7 +110,7 @@ class Redaction:
 
 
 def _forms(value: str) -> Iterable[str]:
-    """Return how a value is written: as it is, in addresses, and in Secrets."""
+    """Return the forms in which a value is written: unchanged, in addresses, and in Secrets."""
     encoded = value.encode("utf-8", "surrogatepass")
     quoted = re.sub(rb"[^\w.~-]", lambda match: b"%%%02X" % match[0][0], encoded)
     yield from (value, quoted.decode(), base64.b64encode(encoded).decode())
@@ -123,7 +123,7 @@ def _address(match: re.Match[str]) -> str:
     scheme = match["scheme"]
     if scheme.lower() not in _SCHEMES:
         return f"{scheme}://{REMOVED}"
-    # a password may contain anything: the host is behind the last @
+    # a password may contain any character, so the host follows the last @
     host, *more = re.split(r"[/?#]", match["rest"].rpartition("@")[2], maxsplit=1)
     where = _place(host) if _HOST.fullmatch(host) else REMOVED
     path = "".join(more)
@@ -131,7 +131,7 @@ def _address(match: re.Match[str]) -> str:
 
 
 def _place(host: str) -> str:
-    """Return a host of the cluster as it is; of another, the last two parts of its name."""
+    """Return a host in the cluster unchanged, and only the last two parts of any other name."""
     name = host.partition(":")[0]
     if host.startswith("[") or _IN_CLUSTER.fullmatch(name):
         return host

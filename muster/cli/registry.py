@@ -1,4 +1,4 @@
-"""Adapter: the commands of `muster`: its own, and those that services register as entry points.
+"""Adapter: finds the commands of `muster`, including those that services register as entry points.
 
 An entry point in the group `muster.commands` is named after its command, and refers to a
 `cyclopts.App` with that name. A command's module is imported when the command is called, not when
@@ -17,7 +17,7 @@ from muster import commands
 from muster.cli import output
 
 OPTIONS: Final = ("--context", "--namespace")
-"""The options of `muster` itself, which may stand before a command; each has a value."""
+"""The options of `muster` itself, which may precede a command; each takes a value."""
 _GROUP: Final = "muster.commands"
 
 
@@ -43,7 +43,7 @@ COMMANDS: Final = {
         "muster.cli.demo:app",
     ),
     "dlq": Command(
-        "List what could not be delivered, and send it again.",
+        "List and show dead letters, and replay undelivered notifications.",
         (),
         "muster.cli.dlq:dead_letters_app",
     ),
@@ -105,11 +105,11 @@ def add(app: cyclopts.App, arguments: Sequence[str] = ()) -> None:
 
 
 def command_of(arguments: Sequence[str]) -> str | None:
-    """Return the command that is called, which may follow options of `muster` itself."""
+    """Return the called command, which may follow options of `muster` itself."""
     words = iter(arguments)
     for word in words:
         if word in OPTIONS:
-            next(words, None)  # its value
+            next(words, None)  # the option's value
         elif not word.startswith("-"):
             return word
     return None

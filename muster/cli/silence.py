@@ -35,11 +35,11 @@ def add(
     expressions
         Matchers as Alertmanager writes them: `node=node-a`, `'kind=~"stuck|missing"'`.
     duration
-        How long: `90s`, `15m`, `1h30m`, `7d`; at most a year.
+        The duration of the silence: `90s`, `15m`, `1h30m`, `7d`; at most a year.
     comment
         Why the alerts are silenced.
     author
-        Who silences them; by default the user who is logged in.
+        The author of the silence; by default the logged-in user.
 
     """
     try:
@@ -78,12 +78,12 @@ def list_silences(
     json: output.Json = False,
     url: events.Url = None,
 ) -> int:
-    """Print the silences that are in force.
+    """Print the active silences.
 
     Parameters
     ----------
     all
-        Also print those that have expired.
+        Also print expired silences.
 
     """
     return events.run_within("silence", _list_silences(url, everything=all, as_json=json))

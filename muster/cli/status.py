@@ -1,6 +1,6 @@
 """Pure: the fleet as the health service sees it: decodes and shows its `/state`.
 
-The command does not import services, so it has its own structs. Missing keys have defaults and
+The command does not import services, so it defines its own structs. Missing keys have defaults and
 unknown keys are ignored, so that an older command can read the state of a newer service.
 """
 
@@ -78,13 +78,14 @@ class Plugin(msgspec.Struct, frozen=True, kw_only=True):
     devices: dict[str, int] = msgspec.field(default_factory=dict)
     unhealthy: tuple[Device, ...] = ()
     mounts: int = 0
-    """How many FUSE mounts its inventory lists."""
+    """The number of FUSE mounts in its inventory."""
     problems: tuple[str, ...] = ()
     alerts: tuple[Alert, ...] = ()
     watched: str = ""
-    """The resource or driver of a plugin that muster does not run; the next fields are of these."""
+    """The resource or driver of a watched plugin; the next fields are set only for watched plugins.
+    """
     agent: str = ""
-    """The plugin that observes it."""
+    """The plugin that observes the watched plugin."""
     is_observed: bool = msgspec.field(default=True, name="observed")
     finding: str = ""
     text: str = ""
@@ -95,11 +96,11 @@ class Plugin(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """Return the name for people: that of a watched plugin is its resource or driver."""
+        """Return the name for people; for a watched plugin, its resource or driver."""
         return f"{self.watched} (watched)" if self.watched else self.plugin
 
     def is_named(self, name: str) -> bool:
-        """Return whether this is the name of the plugin, or of one of its resources."""
+        """Return whether `name` is the name of the plugin or of one of its resources."""
         return name in {self.plugin, self.watched, *self.resources}
 
     @property
@@ -109,7 +110,7 @@ class Plugin(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Fleet(msgspec.Struct, frozen=True, kw_only=True):
-    """The state of the whole fleet; the rate limit holds back alerts about `held` plugins."""
+    """The state of the whole fleet; alerts about `held` plugins are delayed by the rate limit."""
 
     alerts: tuple[Alert, ...] = ()
     mass_failures: int = msgspec.field(default=0, name="storms")
@@ -126,12 +127,12 @@ class Service(msgspec.Struct, frozen=True, kw_only=True):
     advisories: str = ""
     publishing_problem: str = msgspec.field(default="", name="telling")
     notified: str = ""
-    """Why nobody may be notified of alerts."""
+    """Why alerts may reach nobody."""
     cluster: str | dict[str, str] = ""
 
 
 class State(msgspec.Struct, frozen=True, kw_only=True):
-    """All of `/state`."""
+    """The content of `/state`."""
 
     plugins: tuple[Plugin, ...]
     fleet: Fleet
@@ -158,7 +159,7 @@ def at(time: datetime | None) -> str:
 
 
 def caveats(state: State) -> list[str]:
-    """Return what makes the state incomplete or out of date."""
+    """Return the reasons why the state is incomplete or out of date."""
     service = state.service
     notes = []
     if service.is_disconnected:
@@ -218,7 +219,7 @@ def lines(state: State, *, source: str, everything: bool) -> list[str]:
 
 
 def _table(names: Sequence[str], rows: Sequence[Sequence[str]], most: int | None) -> list[str]:
-    """Return an empty line and aligned rows: at most `most`, followed by how many are left out."""
+    """Return an empty line and at most `most` aligned rows, then the number of omitted rows."""
     left = len(rows) - len(rows[:most])
     more = [f"and {left} more; --all shows them"] if left else []
     return ["", *texts.aligned([names, *rows[:most]]), *more]

@@ -156,7 +156,7 @@ async def _print_events(url: str, since: datetime) -> None:
 def view(fleet: Fleet, *, is_connected: bool, height: int) -> Group:
     """Return the fleet as tables, with as many of the newest events as fit into `height` lines.
 
-    Without a connection to NATS the view says that it is out of date.
+    Without a connection to NATS, the view is marked as out of date.
     """
     nodes = rich.table.Table("node", "resource", "devices", "in use", "verdict", "problem")
     for row in fleet.rows():

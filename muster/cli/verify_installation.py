@@ -1,7 +1,8 @@
-"""Adapter: NATS and the Kubernetes API: what `helm test` does after an installation.
+"""Adapter: NATS and the Kubernetes API: the program that `helm test` runs.
 
-It waits for a pod that asks for a device, and publishes an alert, marked as a test, which the
-notifier delivers as any other. It has the rights of health, which alone publishes alerts.
+It waits for a pod that requests a device, and publishes an alert, marked as a test, which the
+notifier delivers like any other. It has the rights of health, because only health may publish
+alerts.
 """
 
 import asyncio
@@ -25,15 +26,15 @@ _NAME: Final = "helm-test"
 _REQUEST_S: Final = 10.0
 _PAUSE_S: Final = 1.0
 _AGAIN_S: Final = 30.0
-"""How long a plugin has to offer its devices, and the kubelet to ask again."""
+"""How long to wait until the plugin has offered its devices and the pod runs."""
 _DEVICE_S: Final = 180.0
 _ALERT_S: Final = 180.0
 _BEFORE: Final = timedelta(minutes=1)
-"""From how long ago events are read: the clocks of nodes may differ."""
+"""How far back events are read, because the clocks of nodes may differ."""
 
 
 class Failed(Exception):
-    """Something does not work; the text says what."""
+    """A test failed; the text says why."""
 
 
 def main() -> int:
@@ -57,7 +58,7 @@ async def _run(url: str, namespace: str, resources: list[str]) -> int:
 
 
 async def _device(namespace: str, resource: str) -> str:
-    """Wait until the pod that asks for a device has it."""
+    """Wait until the pod that requests a device runs."""
     label = "app.kubernetes.io/name=muster-test-device"
     clock = asyncio.get_running_loop().time
     began = clock()
@@ -104,8 +105,8 @@ async def _alert(url: str) -> str:
                 return await _delivered(link, url)
     except TimeoutError:
         raise Failed(
-            f"no test alert was delivered within {_ALERT_S:g} s: is somebody notified of alerts "
-            "with the severity info, and are group_wait_s and group_interval_s shorter?"
+            f"no test alert was delivered within {_ALERT_S:g} s: does a receiver accept alerts "
+            "with severity info, and are group_wait_s and group_interval_s shorter?"
         ) from None
     except ConnectionError as error:
         raise Failed(str(error)) from None
@@ -129,7 +130,7 @@ async def _delivered(link: bus.Bus, url: str) -> str:
 
 
 async def _leading_term(url: str) -> int:
-    """Return the term of the health service that leads: the notifier drops alerts of others."""
+    """Return the term of the leading health service; the notifier drops alerts of others."""
     ticks = client.events("watchdog.ticked", since=_BEFORE, url=url)
     async with contextlib.aclosing(ticks) as events_:
         async for event in events_:
@@ -152,7 +153,7 @@ async def _outcome(url: str, fingerprint: str) -> vocabulary.NotificationEvent:
 def _example(leader: int) -> vocabulary.AlertChanged:
     now, fingerprint = datetime.now(UTC), secrets.token_hex(8)
     return vocabulary.AlertChanged(
-        # a group of its own: what joins that of an earlier test waits for group_interval_s
+        # its own group: an alert in the group of an earlier test would wait for group_interval_s
         node=f"{_NAME}-{fingerprint}",
         at=now,
         plugin="device-plugin",

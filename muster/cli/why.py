@@ -1,4 +1,4 @@
-"""Pure: the state of one node as the health service sees it now, and its last events."""
+"""Pure: shows the state of one node as the health service sees it, and its last events."""
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
@@ -14,8 +14,8 @@ _CHANGES_MAX: Final = 30
 _LINE_MAX: Final = 400
 _MOUNTS_MAX: Final = 100
 _EVENTS_MAX: Final = 10_000
-"""As many events as `muster.events` can order; later events are not received."""
-_CUT: Final = "  later changes are left out (too many); use a later --since"
+"""The number of events that `muster.events` can order; later events are not received."""
+_CUT: Final = "  later changes are omitted (too many); use a later --since"
 _PERIODIC: Final = (vocabulary.InventoryReported, vocabulary.WatchdogTicked)
 """Events that are repeated periodically, even without a change."""
 
@@ -25,7 +25,7 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
 
     node: str
     source: str | None
-    """The address of health."""
+    """The URL of health."""
     state: status.State | None
     events: Sequence[codec.CloudEvent] | None
     since: str
@@ -37,7 +37,7 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def plugins(self) -> list[status.Plugin]:
-        """Return the plugins of the node, or the one that is asked for."""
+        """Return the plugins of the node, or only the requested plugin."""
         only = self.only
         shown = (p for p in self.all_plugins if only is None or p.is_named(only))
         return sorted(shown, key=lambda p: (bool(p.watched), p.name))
@@ -97,7 +97,7 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def pods(self) -> list[tuple[str, str]]:
-        """Return the pods that events or alerts name, each with the reason to show it."""
+        """Return the pods named by events or alerts, each with the reason for showing it."""
         reasons: dict[str, str] = {}
         for event in self.events or ():
             if isinstance(event.data, vocabulary.AllocationObserved) and event.data.pod:
@@ -113,7 +113,7 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
 def unknown_name(view: NodeView) -> str:
     """Return why the requested node or plugin is unknown; empty if it is known.
 
-    Also empty if a source did not answer, because then that cannot be decided.
+    It is also empty if a source did not answer, because the names are then unknown.
     """
     if view.state is None or view.events is None or view.plugins or view.changes:
         return ""
@@ -127,7 +127,7 @@ def unknown_name(view: NodeView) -> str:
     names = sorted({plugin.node for plugin in view.state.plugins})
     near = validation.near(view.node, names)
     name = validation.key_name(view.node)
-    # of several fleets on a machine, another one than the user means may have answered
+    # with several fleets on a machine, the wrong one may have answered
     asked = f"; asked health at {texts.plain(view.source)}" if view.source else ""
     return f"no plugin and no event from node {name}{'; ' if near else ''}{near}{asked}"
 
@@ -156,7 +156,7 @@ def lines(view: NodeView) -> list[str]:
         text.append(f"health    {texts.plain(view.source or '')}")
         text += [f"  note    {note}" for note in status.caveats(view.state)]
         if not view.plugins:
-            text += ["", f"{texts.plain(view.node)}: health has no plugin on this node now"]
+            text += ["", f"{texts.plain(view.node)}: health knows of no plugin on this node"]
         for alert in view.alerts:
             text += ["", *_alert(alert, ())]
         for plugin in view.plugins:
@@ -187,7 +187,7 @@ def _plugin(plugin: status.Plugin, now: datetime | None) -> Iterable[str]:
     else:
         yield f"  heartbeat  {_heartbeat(plugin)}"
     if plugin.is_suspended:
-        yield "  suspended  many plugins went silent together: no verdict until that is over"
+        yield "  suspended  many plugins went silent together: no verdict until this ends"
     dated = _evidence_time(plugin, now)
     for evidence in plugin.evidence:
         yield f"  evidence   {dated}{texts.plain(f'{evidence.source}: {evidence.observed}')}"
@@ -206,7 +206,7 @@ def _plugin(plugin: status.Plugin, now: datetime | None) -> Iterable[str]:
 
 
 def _observation(plugin: status.Plugin) -> Iterable[str]:
-    """Return what is known about a plugin that muster does not run."""
+    """Return the observations of a plugin that muster does not run."""
     by = plugin.agent or "the Kubernetes API alone"
     observed = (
         f"by {by}" if plugin.is_observed else f"not now: {by} is silent; the last one follows"
@@ -233,7 +233,7 @@ def _changed(
 
 
 def _mount(mount: vocabulary.FuseMount, *, has_state: bool = True) -> str:
-    """Return a mount; a change of one is shown without its state, which is that of now."""
+    """Return a mount as text; a change is shown without its state, which may have changed since."""
     place = f" on {mount.mount_point}" if mount.mount_point else ""
     state = f": {', '.join(mount.conditions) or 'works'}" if has_state else ""
     program = " ".join(filter(None, (mount.subtype, mount.source))) or "FUSE"
@@ -242,7 +242,7 @@ def _mount(mount: vocabulary.FuseMount, *, has_state: bool = True) -> str:
 
 
 def _alert(alert: status.Alert, shown: Sequence[status.Evidence]) -> Iterable[str]:
-    """Return an alert; its evidence is left out if that is shown already."""
+    """Return an alert as text; evidence that is already shown is omitted."""
     since = status.at(alert.starts_at)
     text = f"{alert.severity} {alert.kind} since {since}: {alert.summary}"
     yield f"  alert      {texts.plain(text)}"
@@ -300,7 +300,7 @@ def _change(event: codec.CloudEvent) -> str:
             reason = f" {device.reason}" if device.reason else ""
             text = f"{event.type} {device.resource} {device.id}: {device.health}{reason}"
         case _:
-            # without the time and the node, which are shown elsewhere
+            # the time and the node are shown elsewhere
             text = str(event).split(" ", 2)[2]
     text = texts.plain(text.rstrip())
     return text if len(text) <= _LINE_MAX else f"{text[: _LINE_MAX - 3]}..."

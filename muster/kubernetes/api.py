@@ -1,8 +1,8 @@
-"""Adapter: the Kubernetes API: sends requests, reads all pages of a list and the lines of a watch.
+"""Adapter: the Kubernetes API: sends requests, and reads the pages of lists and lines of watches.
 
-Bodies stay bytes: the library's generated models would cost more memory than everything else. A
-refusal is returned, not raised; every wait is bounded. The client library is imported only when a
-cluster is needed: a service without a cluster saves 19 MiB.
+Bodies are not decoded: the library's generated models would use more memory than everything else.
+An error response is returned, not raised; every wait is bounded. The client library is imported
+only if a cluster is needed, which saves 19 MiB in a service without a cluster.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ _CREDENTIALS_S: Final = 30.0
 _ACCEPT_S: Final = 10.0
 _TEXT_MAX: Final = 300
 _MESSAGE_MAX: Final = 1000
-"""Long, because the API's message names each owner of each conflicting field."""
+"""The limit is high, because the API's message names each owner of each conflicting field."""
 _LINE_BYTES_MAX: Final = 8 * 1024 * 1024
 _BODY_BYTES_MAX: Final = 64 * 1024 * 1024
 _PAGE: Final = 500
@@ -79,7 +79,7 @@ class _List(msgspec.Struct, frozen=True):
 class Answer:
     """The API's answer; status 0 means no answer, and `body` says why.
 
-    `date` is the time on the API server's clock, `wait_s` the wait that it asks for (Retry-After).
+    `date` is the API server's time, `wait_s` the requested wait (Retry-After).
     """
 
     what: str
@@ -105,7 +105,7 @@ class Answer:
 
     @property
     def problem(self) -> str:
-        """Why the request failed, in the API's own words; empty if it succeeded."""
+        """Why the request failed, as the API reports it; empty if it succeeded."""
         if self.is_ok:
             return ""
         text = self.body[: 4 * _TEXT_MAX].decode("utf-8", "replace")[:_TEXT_MAX]
@@ -132,7 +132,7 @@ async def find(
     attempts: int | None = None,
     timeout_s: float = _CREDENTIALS_S,
 ) -> "Api":
-    """Return the API of a kubeconfig, or else of the surrounding cluster. Raises NoCluster."""
+    """Return the API of a kubeconfig, or of the cluster that this runs in. Raises NoCluster."""
     from muster.kubernetes import client  # noqa: PLC0415  # see above
 
     try:
@@ -145,8 +145,8 @@ async def find(
 class Api:
     """The API of one cluster; an async context manager.
 
-    A request that fails for a temporary reason is repeated, at most `attempts` times or, without a
-    number, until its time limit.
+    A request that fails for a temporary reason is retried, at most `attempts` times or, without
+    this limit, until its timeout.
     """
 
     def __init__(self, where: "client.Where", *, attempts: int | None = None) -> None:
@@ -185,7 +185,7 @@ class Api:
         attempts: int | None = None,
         body_bytes_max: int = _BODY_BYTES_MAX,
     ) -> Answer:
-        """Send a request; repeat it as long as it may succeed and time is left; return the answer.
+        """Send a request and return the answer; retry while success is possible and time is left.
 
         A body of more than `body_bytes_max` is an error.
         """
@@ -205,7 +205,7 @@ class Api:
                 status = str(answer.status)
             except LOST as error:
                 status = "no_answer"
-                # what the deadline cut short says less than the answer before it
+                # the previous answer is more informative than an attempt cut short by the deadline
                 if attempt == 1 or not isinstance(error, TimeoutError):
                     why = str(error) or f"no answer within {left_s:.1f} s"
                     answer = Answer(what=what, status=0, body=why.encode())
@@ -219,7 +219,7 @@ class Api:
         return answer
 
     async def post(self, path: str, body: object, *, timeout_s: float) -> str:
-        """Create an object; return what went wrong, or an empty text."""
+        """Create an object; return the error, or an empty text on success."""
         return (await self.request("POST", path, body=body, timeout_s=timeout_s)).problem
 
     async def pages(
@@ -257,8 +257,8 @@ class Api:
         """Yield the lines of a watch until it ends. Raises Refused and the exceptions in `LOST`.
 
         The first line is empty: it means that the server has accepted the watch, which may then be
-        silent for a long time. A watch that is not accepted within 10 s (at most `idle_s`), or then
-        sends no line for `idle_s`, not even a bookmark, is lost: TimeoutError.
+        silent for a long time. Raises TimeoutError if the watch is not accepted within 10 s (at
+        most `idle_s`), or if no line, not even a bookmark, arrives for `idle_s`.
         """
         timeout = aiohttp.ClientTimeout(total=None, sock_read=idle_s)
         async with asyncio.timeout(min(_ACCEPT_S, idle_s)):
@@ -283,7 +283,7 @@ class Api:
     async def connect(
         self, path: str, query: Mapping[str, str], *, protocol: str, timeout_s: float
     ) -> aiohttp.ClientWebSocketResponse:
-        """Open a WebSocket. Raises Refused, without the API's words, and the errors in `LOST`."""
+        """Open a WebSocket. Raises Refused, without the API's message, and the errors in `LOST`."""
         from muster.kubernetes import client  # noqa: PLC0415  # see above
 
         try:

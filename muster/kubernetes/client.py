@@ -1,4 +1,4 @@
-"""Adapter: the Kubernetes client library: used only to find a cluster and its credentials."""
+"""Adapter: the Kubernetes client library: finds a cluster and its credentials."""
 
 import asyncio
 import contextlib
@@ -41,7 +41,7 @@ _LIBRARY: Final = "kubernetes.aio.config.kube_config"
 _BYTES_MAX: Final = 16 * 1024 * 1024
 _MESSAGE_BYTES_MAX: Final = 4 * 1024 * 1024
 _CLOSE_S: Final = 1.0
-"""How long a WebSocket's end may take; a kubelet need not answer it."""
+"""How long closing a WebSocket may take; a kubelet need not answer the close frame."""
 
 
 class NoCluster(Exception):
@@ -63,11 +63,10 @@ class Where:
 
 
 async def where(*, kubeconfig: str | None, context: str | None, timeout_s: float) -> Where:
-    """Return how to reach the API of a kubeconfig, or else of the surrounding cluster.
+    """Return how to reach the API of a kubeconfig, or of the cluster that this runs in.
 
-    If several files are given, it uses those that exist, and the first `current-context` in them,
-    as kubectl does. A program that provides credentials may take up to `timeout_s`. Raises
-    NoCluster.
+    If several files are named, the existing ones are used, with their first `current-context`, as
+    in kubectl. A program that provides credentials may take up to `timeout_s`. Raises NoCluster.
     """
     configuration = Configuration()
     named = kubeconfig or "the cluster this runs in"
@@ -100,7 +99,7 @@ async def where(*, kubeconfig: str | None, context: str | None, timeout_s: float
 async def websocket(
     api: ApiClient, path: str, query: Mapping[str, str], protocol: str
 ) -> aiohttp.ClientWebSocketResponse:
-    """Open a WebSocket as `api` sends requests, also through its proxy. Raises aiohttp's errors."""
+    """Open a WebSocket with the settings of `api`, including its proxy. Raises aiohttp's errors."""
     _, url, headers, *_ = await api.param_serialize(
         method="GET",
         resource_path=path,
@@ -109,7 +108,7 @@ async def websocket(
     )
     rest = api.rest_client
     if rest.pool_manager is None:
-        # as kubernetes.aio.stream does, which ignores the proxy and the server's name
+        # like kubernetes.aio.stream, which however ignores the proxy and the server's name
         rest.pool_manager = rest._create_pool_manager()  # noqa: SLF001
     server_name = rest.configuration.tls_server_name
     socket: aiohttp.ClientWebSocketResponse = await rest.pool_manager.ws_connect(

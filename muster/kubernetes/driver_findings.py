@@ -1,7 +1,7 @@
 """Pure: finds DRA drivers that do not work, from slices, claims, pods and events.
 
-The D numbers are those of docs/check.md, which also lists what the API does not show. Sources:
-kubelet cm/dra, scheduler structured/internal pools, dynamic-resource-allocation (1.36).
+The D numbers refer to docs/check.md, which also lists the failures that the API does not show.
+Sources: kubelet cm/dra, scheduler structured/internal pools, dynamic-resource-allocation (1.36).
 """
 
 import enum
@@ -34,9 +34,9 @@ _CDI: Final = "unresolvable CDI devices"
 _FORGETFUL: Final = "v1.34.0"
 
 Place = tuple[str, str]
-"""A node or an instance type, and a driver or plugin; or a driver and a pool."""
+"""A node or instance type with a driver or plugin, or a driver with a pool."""
 Slices = Mapping[str, list[ResourceSlice]]
-"""By node; slices for several nodes are under the empty name."""
+"""By node; slices for several nodes have the empty name as key."""
 
 
 class Cause(enum.StrEnum):
@@ -49,7 +49,7 @@ class Cause(enum.StrEnum):
 
 
 def evaluate(facts: Facts) -> Iterable[PluginFinding]:
-    """Yield what is wrong with the DRA drivers of all nodes."""
+    """Yield the findings about the DRA drivers of all nodes."""
     yield from _prepares(facts)
     yield from _driverless_claims(facts)
     yield from _pools(facts)
@@ -80,7 +80,7 @@ def cause(message: str) -> Cause:
 
 
 def _prepares(facts: Facts) -> Iterable[PluginFinding]:
-    """Yield the drivers that failed to prepare claims of pods that still wait (D2, D7, D8, D17)."""
+    """Yield drivers that failed to prepare claims of pods that still wait (D2, D7, D8, D17)."""
     waiting = {pod.full_name: pod for pod in facts.pods if pod.phase == "Pending"}
     failed: dict[Place, dict[str, str]] = {}
     for event in facts.view.events:
@@ -93,7 +93,7 @@ def _prepares(facts: Facts) -> Iterable[PluginFinding]:
             continue
         match, drivers = _UNREGISTERED.search(event.message), _drivers(facts, pod)
         if match and drivers and match[1] not in drivers:
-            # whoever may create events can forge them
+            # anyone with the right to create events can forge them
             continue
         driver = match[1] if match else wording.name_list(drivers)
         failed.setdefault((pod.node_name, driver), {})[pod.full_name] = event.message
@@ -114,7 +114,7 @@ def _prepares(facts: Facts) -> Iterable[PluginFinding]:
 def _driverless_claims(facts: Facts) -> Iterable[PluginFinding]:
     """Yield the nodes on which pods use claims of a driver that has no live pod there (D2).
 
-    A driver whose pods are unknown, or that is being updated, cannot be judged.
+    A driver is skipped if its pods are unknown or if it is being updated.
     """
     used: dict[Place, set[str]] = {}
     for pod in facts.pods:
@@ -229,7 +229,7 @@ def _pools(facts: Facts) -> Iterable[PluginFinding]:
 
 
 def _terminating(facts: Facts) -> Iterable[PluginFinding]:
-    """Yield the pods with claims that do not end although no container runs (D10)."""
+    """Yield the pods with claims that keep terminating although no container runs (D10)."""
     for pod in facts.pods:
         late_s = facts.age_s(pod.metadata.deleted_at)
         node = facts.nodes.get(pod.node_name)
@@ -278,7 +278,7 @@ def _offered_twice(
             name=resource,
             node=node.name,
             text=f"offers {resource} through a device plugin and the devices of {driver} through "
-            "DRA: the scheduler treats them as different devices, and may give one to two pods",
+            "DRA: the scheduler treats them as different devices, and may allocate one to two pods",
             evidence=(
                 f"{resource}: {offer.allocatable} allocatable",
                 *(f"{uuid} is in both" for uuid in same[:5]),
@@ -311,7 +311,7 @@ def _same_devices(facts: Facts) -> Iterable[PluginFinding]:
 
 
 def _missing_files(facts: Facts) -> Iterable[PluginFinding]:
-    """Yield the pods whose containers need CDI files that are gone, as after a reboot (D1)."""
+    """Yield the pods whose containers need missing CDI files, for example after a reboot (D1)."""
     for pod in facts.pods:
         states = [each.state for each in pod.containers if each.state]
         texts = [state.waiting.message for state in states if state.waiting]
@@ -330,7 +330,7 @@ def _missing_files(facts: Facts) -> Iterable[PluginFinding]:
 
 
 def _forgetful_kubelet(node: NodeFacts) -> Iterable[PluginFinding]:
-    """Yield a kubelet that loses drivers which it has not called for 30 minutes (D11)."""
+    """Yield a kubelet that loses DRA drivers after 30 minutes without a call (D11)."""
     info = node.node.status.node_info if node.node.status else None
     drivers = [each for each in node.plugins if each.plugin.drivers]
     version = "" if info is None else info.kubelet_version.partition("+")[0]
@@ -365,13 +365,13 @@ def _drivers(facts: Facts, pod: Pod) -> set[str]:
 
 
 def _driver_pod(facts: Facts, node: str, driver: str) -> str:
-    """Return the driver's pod on a node; empty if it is not known."""
+    """Return the driver's pod on a node; empty if it is unknown."""
     here = facts.nodes[node].plugins if node in facts.nodes else ()
     return next((each.pod.full_name for each in here if each.plugin.serves(driver)), "")
 
 
 def _can_be_judged(facts: Facts, *nodes: str) -> bool:
-    """Return whether none of these nodes is new, not Ready or about to be removed."""
+    """Return whether all of these nodes are Ready, and neither new nor about to be removed."""
     return all(name in facts.nodes and facts.nodes[name].is_settled for name in nodes if name)
 
 
@@ -387,7 +387,7 @@ def _class_drivers(facts: Facts, resource: str) -> frozenset[str]:
 
 
 def _held(facts: Facts, node: NodeFacts) -> dict[str, set[str]]:
-    """Return the ids of devices that a node's pods got from device plugins, by resource."""
+    """Return the ids of the devices that device plugins allocated to a node's pods, by resource."""
     held: dict[str, set[str]] = {}
     for pod in facts.pods_on.get(node.name, ()):
         if plugin_facts.is_active(pod):

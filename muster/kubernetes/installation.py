@@ -1,4 +1,4 @@
-"""Pure: muster's own pods in a cluster: which of them to ask, and how to log on to its NATS."""
+"""Pure: selects muster's pods in a cluster, and determines the credentials for its NATS."""
 
 import enum
 import re
@@ -16,22 +16,22 @@ NOTIFIER: Final = "muster-notifier"
 NATS_PORT: Final = 4222
 HTTP_PORT: Final = 8080
 TESTS: Final = frozenset({"muster-test", "muster-test-device"})
-"""The pods of `helm test`: no parts of muster, and one stays when it has failed."""
+"""The pods of `helm test`, which are no parts of muster; a failed pod stays."""
 _NAME: Final = "app.kubernetes.io/name"
 _PASSWORD: Final = re.compile(r"[A-Za-z0-9_.~-]+")
 _TLS: Final = "-nats-tls"
-"""The end of the name of NATS' certificate; before it is what all names begin with."""
+"""The suffix of the name of NATS' certificate, after the prefix of all names."""
 _SETTINGS: Final = "configuration"
 _RECEIVERS: Final = "receivers"
 """Volumes of the notifier: its settings, and the Secret of receivers."""
 
 
 class Unreachable(Exception):
-    """The cluster, or muster in it, cannot be used; the text says what was tried and is missing."""
+    """The cluster or its muster is unusable; the text says what was tried and what is missing."""
 
 
 class Allocation(enum.Enum):
-    """How far a pod has come that asks for a device."""
+    """The state of a pod that requests a device."""
 
     GIVEN = enum.auto()
     WAITING = enum.auto()
@@ -107,12 +107,12 @@ class Pod(objects.HasMetadata, frozen=True):
 
     @property
     def part(self) -> str:
-        """Return which part of muster this is, such as `muster-health`."""
+        """Return the pod's part of muster, such as `muster-health`."""
         return self.labels.get(_NAME, "")
 
     @property
     def is_ready(self) -> bool:
-        """Whether the pod takes requests."""
+        """Whether the pod accepts requests."""
         conditions = self.status.conditions or ()
         return objects.is_true(conditions, "Ready") and not self.metadata.is_being_deleted
 
@@ -123,7 +123,7 @@ class Pod(objects.HasMetadata, frozen=True):
 
     @property
     def config_maps(self) -> list[str]:
-        """Return the names of the ConfigMaps whose content is mounted."""
+        """Return the names of the mounted ConfigMaps."""
         return [each.config_map.name for each in self.spec.volumes or () if each.config_map]
 
     @property
@@ -133,22 +133,22 @@ class Pod(objects.HasMetadata, frozen=True):
 
     @property
     def restarts(self) -> int:
-        """Return how often its containers were restarted."""
+        """Return how many times its containers were restarted."""
         return sum(status.restart_count for status in self.status.container_statuses or ())
 
     @property
     def is_over(self) -> bool:
-        """Whether this is a pod of a Job that has ended well."""
+        """Whether this pod belongs to a Job and has succeeded."""
         return self.status.phase == "Succeeded"
 
     @property
     def is_test(self) -> bool:
-        """Whether this is a pod of `helm test`, which says nothing about muster's parts."""
+        """Whether this pod belongs to `helm test`, not to a part of muster."""
         return self.part in TESTS
 
     @property
     def reason(self) -> str:
-        """Return why it is not ready: a container's reason, the pod's, or the scheduler's."""
+        """Return why the pod is not ready: a container's reason, the pod's, or the scheduler's."""
         statuses = self.status.container_statuses or ()
         states = [status.state for status in statuses if status.state and not status.ready]
         details = [detail for state in states for detail in (state.waiting, state.terminated)]
@@ -161,7 +161,7 @@ class Pod(objects.HasMetadata, frozen=True):
 
     @property
     def restarted_at(self) -> datetime | None:
-        """Return when a container last ended and was started again; None if none was."""
+        """Return when a container last ended before a restart; None if none was restarted."""
         ends = (objects.parse_time(detail.finished_at) for detail in self._ends())
         return max(filter(None, ends), default=None)
 
@@ -172,7 +172,7 @@ class Pod(objects.HasMetadata, frozen=True):
         return next(texts, "")
 
     def _ends(self) -> list[objects.ContainerStateDetail]:
-        """Return how containers ended last, the latest first."""
+        """Return the last terminations of the containers, latest first."""
         statuses = self.status.container_statuses or ()
         states = [status.last_state for status in statuses if status.last_state]
         ends = [state.terminated for state in states if state.terminated]
@@ -193,7 +193,7 @@ class ConfigMap(objects.HasMetadata, frozen=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Login:
-    """What a client needs to log on: a password or credentials, and an authority with TLS."""
+    """What a client needs to log on: a password or credentials, and an authority for TLS."""
 
     role: Role
     secret: SecretKey
@@ -217,14 +217,14 @@ class Login:
 
 
 def ready(pods: Iterable[Pod], part: str) -> list[Pod]:
-    """Return the pods of a part that take requests, by name."""
+    """Return the ready pods of a part, sorted by name."""
     return sorted(
         (pod for pod in pods if pod.part == part and pod.is_ready), key=lambda pod: pod.name
     )
 
 
 def absent(pods: Sequence[Pod], part: str, namespace: str) -> str:
-    """Return why no pod of a part can be asked."""
+    """Return why no pod of a part is available."""
     if not pods:
         return f"no pod of muster is in the namespace {namespace}; name another with --namespace"
     there = [pod for pod in pods if pod.part == part]
@@ -263,13 +263,13 @@ def _volumes(pods: Sequence[Pod], part: str, namespace: str) -> list[_Volume]:
 
 
 def allocation(pods: Iterable[Pod]) -> tuple[Allocation, str]:
-    """Return whether any of these pods runs, and on which node, or else why none does."""
+    """Return whether any of these pods runs, with its node, or the reason why none does."""
     state, text = Allocation.WAITING, "there is no such pod"
     for pod in pods:
         if pod.is_ready:
             return Allocation.GIVEN, pod.spec.node_name
         if pod.status.phase == "Failed":
-            # the kubelet's words for what a device plugin answered
+            # the kubelet's description of a device plugin's answer
             why = f"{pod.status.reason}: {pod.status.message}"
             state, text = Allocation.REFUSED, f"{pod.name} on {pod.spec.node_name}: {why}"
         elif state is not Allocation.REFUSED:
@@ -281,10 +281,10 @@ def allocation(pods: Iterable[Pod]) -> tuple[Allocation, str]:
 
 
 def login(nats: Pod, role: Role) -> Login:
-    """Return how a role logs on, from the pod of a NATS server.
+    """Return how a role logs on, derived from the pod of a NATS server.
 
-    `minimal` gives the server each role's password in a variable; `production` knows credentials
-    only, which a cluster has in a Secret of this name if somebody put them there.
+    In `minimal`, the server's environment refers to each role's password. `production` uses
+    credentials only; the cluster may have them in a Secret with this name.
     """
     secrets = [volume.secret.secret_name for volume in nats.spec.volumes or () if volume.secret]
     names = [name.removesuffix(_TLS) for name in secrets if name.endswith(_TLS)]

@@ -1,6 +1,6 @@
-"""Pure: well-known device plugins and DRA drivers, and how their pods are recognised.
+"""Pure: lists well-known device plugins and DRA drivers, and recognises their pods.
 
-Each entry cites the file of its project that shows this. Where programs share an image, as NVIDIA's
+Each entry cites its source, a file of its project. Where programs share an image, as NVIDIA's
 device plugin and its feature discovery do, `not_programs` lists the others.
 """
 
@@ -14,19 +14,19 @@ import msgspec
 from muster.kubernetes import objects
 
 ENTRIES_MAX: Final = 64
-"""The most entries that a configuration may add."""
+"""The maximum number of entries that a configuration may add."""
 
 _Text = Annotated[str, msgspec.Meta(min_length=1, max_length=253)]
 _Texts = Annotated[tuple[_Text, ...], msgspec.Meta(max_length=16)]
 
 
 class KnownPlugin(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A device plugin or DRA driver; a pod is one of its pods by an image or a label.
+    """A device plugin or DRA driver; its pods are recognised by an image or a label.
 
     `images` are patterns for the last parts of an image's name, without registry, tag and digest;
-    `labels` are `key=value`. `resources` and `drivers` are patterns for the names it serves.
+    `labels` are `key=value`. `resources` and `drivers` are patterns for the names that it serves.
     `domain_flag` is the argument that replaces the domain of its resources. A plugin that
-    `registers_on_demand` serves a resource only while something asks for it.
+    `registers_on_demand` serves a resource only while something requests it.
     """
 
     name: _Text
@@ -40,13 +40,13 @@ class KnownPlugin(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     source: Annotated[str, msgspec.Meta(max_length=253)] = ""
 
     def serves(self, resource_or_driver: str) -> bool:
-        """Return whether it serves this resource or is this driver."""
+        """Return whether the plugin serves this resource or is this driver."""
         patterns = (*self.resources, *self.drivers)
         return any(fnmatch.fnmatchcase(resource_or_driver, pattern) for pattern in patterns)
 
 
 def plugin_of(pod: objects.Pod, more: Sequence[KnownPlugin] = ()) -> KnownPlugin | None:
-    """Return the plugin that a pod runs, with its configured domain; None if it runs none.
+    """Return the plugin that a pod runs, with its configured domain; None if it is no plugin's pod.
 
     Entries of the configuration (`more`) come first.
     """
@@ -79,7 +79,7 @@ def _has_image(plugin: KnownPlugin, image: str) -> bool:
 
 @functools.lru_cache(maxsize=1024)
 def _is_known_image(image: str) -> bool:
-    """Return whether an image is one of the table's; most pods of a cluster share few images."""
+    """Return whether an image is in the table; cached, because most pods share few images."""
     return any(_has_image(plugin, image) for plugin in KNOWN_PLUGINS)
 
 
@@ -300,6 +300,6 @@ KNOWN_PLUGINS: Final = (
         source="kubernetes-sigs/dranet install.yaml",
     ),
 )
-"""In this order; the first that matches counts."""
+"""The table, in order of precedence: the first match applies."""
 
 _LABELS: Final = frozenset(label for plugin in KNOWN_PLUGINS for label in plugin.labels)

@@ -1,8 +1,8 @@
 """Adapter: the Kubernetes API: leader election by a Lease.
 
-The election works as in client-go (tools/leaderelection): a replica that does not hold the Lease
-measures by its own clock how long the Lease has not changed, so that clocks need not agree. The
-holder stops acting before the Lease can be taken over, even if it cannot renew it.
+The election works as in client-go (tools/leaderelection). A replica that does not hold the Lease
+measures by its own clock how long the Lease has been unchanged, so that clocks need not agree. A
+holder that cannot renew the Lease stops acting before another replica can take it over.
 """
 
 import asyncio
@@ -22,17 +22,17 @@ from muster.service import logs
 
 _NAMESPACES: Final = "/apis/coordination.k8s.io/v1/namespaces"
 _RENEWALS: Final = 3
-"""How many attempts there are within the duration of the Lease."""
+"""The number of attempts within the duration of the Lease."""
 _MARGIN: Final = 0.2
-"""The holder stops acting this share of the duration before the Lease ends."""
+"""The share of the duration by which the holder stops acting before the Lease expires."""
 _RELEASE_S: Final = 1.0
 
 
 class Lease(leadership.Election):
     """One replica that competes for the Lease.
 
-    Its term is the number of times that the Lease has changed hands. `on_change` is also called
-    when the Lease can no longer be read or renewed, and when it can be again.
+    Its term is the number of times that the holder has changed. `on_change` is also called when the
+    Lease becomes unreadable or cannot be renewed, and when this ends.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Lease(leadership.Election):
             await self._report()
 
     async def _try(self, timeout_s: float) -> None:
-        """Take over or renew the Lease if it is free, expired or this replica's."""
+        """Acquire or renew the Lease if it is free, expired or held by this replica."""
         asked_at = leadership.now()
         answer = await self._api.request("GET", f"{self._path}/{self._lease}", timeout_s=timeout_s)
         lease = None
@@ -90,7 +90,7 @@ class Lease(leadership.Election):
             self._until = asked_at + self._duration_s * (1 - _MARGIN)
 
     async def _claim(self, lease: objects.Lease | None, timeout_s: float) -> int | None:
-        """Make this replica the holder of the Lease just read; return its term, None on failure."""
+        """Make this replica the holder of the given Lease; return its term, or None on failure."""
         transitions = (lease.spec.lease_transitions or 0) if lease and lease.spec else 0
         is_renewal = lease is not None and lease.holder == self.name and self.term() is not None
         term = transitions if is_renewal else transitions + 1
@@ -112,7 +112,7 @@ class Lease(leadership.Election):
         path = f"{self._path}/{self._lease}"
         lease = self._decoded(await self._api.request("GET", path, timeout_s=_RELEASE_S))
         if lease is not None and lease.holder == self.name:
-            # the transitions stay, so that the next term is greater
+            # leaseTransitions stays, so that the next term is greater
             spec: dict[str, object] = {
                 "holderIdentity": "",
                 "leaseDurationSeconds": 1,

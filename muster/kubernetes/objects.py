@@ -1,6 +1,6 @@
-"""Pure: the objects and fields of the Kubernetes API that muster reads.
+"""Pure: defines the objects and fields of the Kubernetes API that muster reads.
 
-Every field may be absent or null: properties return empty values then. Times are parsed on demand.
+Every field may be absent or null; properties then return empty values. Times are parsed on demand.
 """
 
 from collections.abc import Iterable, Mapping
@@ -49,7 +49,7 @@ class Metadata(Object, frozen=True):
 
     @property
     def is_being_deleted(self) -> bool:
-        """Return whether the object has been deleted and only waits for its finalizers."""
+        """Return whether the object is being deleted."""
         return self.deletion_timestamp is not None
 
 
@@ -181,7 +181,7 @@ class Node(HasMetadata, frozen=True):
 
     @property
     def allocatable(self) -> Mapping[str, str | int]:
-        """Return the resources that pods can have, as quantities."""
+        """Return the resources available to pods, as quantities."""
         return (self.status.allocatable if self.status else None) or {}
 
     @property
@@ -330,13 +330,13 @@ Deployment = Workload
 
 
 class ConfigMap(HasMetadata, frozen=True):
-    """A ConfigMap; without data it stands for any object of which only the metadata matters."""
+    """A ConfigMap; without data it represents any object of which only the metadata matters."""
 
     data: dict[str, str] | None = None
 
 
 class ObjectReference(Object, frozen=True):
-    """The object that an Event is about."""
+    """The object to which an Event refers."""
 
     kind: str = ""
     namespace: str = ""
@@ -392,7 +392,7 @@ def is_true(conditions: Iterable[Condition], kind: str) -> bool:
 
 
 def parse_time(text: str | None) -> datetime | None:
-    """Return a time of the API (RFC 3339) in UTC; None if there is none."""
+    """Parse a time of the API (RFC 3339) and return it in UTC; None if it is invalid."""
     try:
         time = datetime.fromisoformat(text or "")
         return time.astimezone(UTC) if time.tzinfo else None

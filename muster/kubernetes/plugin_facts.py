@@ -1,7 +1,7 @@
-"""Pure: what the Kubernetes API shows about known plugins, by node, and which nodes are settled.
+"""Pure: derives facts about known plugins on each node from the Kubernetes API.
 
-Only settled nodes are judged: Ready, not new and not about to be removed. Both `muster check` and
-the health service report each `PluginFinding`.
+Only settled nodes are evaluated: nodes that are Ready, not new and not about to be removed. Both
+`muster check` and the health service report each `PluginFinding`.
 """
 
 import enum
@@ -17,15 +17,15 @@ from muster.kubernetes import known_plugins, objects, plugin_objects, scheduling
 from muster.kubernetes.plugin_objects import Pod
 
 NEW_NODE_S: Final = 300.0
-"""How long a node's plugins may take to serve after it became Ready."""
+"""How long a node's plugins may take to start serving after the node became Ready."""
 SERVES_S: Final = 120.0
-"""How long a plugin's pod must be Ready before its devices count as missing.
-
-It must start and register, and kubelets report every 10 s."""
+"""How long a plugin's pod must be Ready before its devices count as missing. The plugin must start
+and register, and kubelets report every 10 s.
+"""
 NOT_READY_S: Final = 300.0
 """How long a plugin's pod may be unready, for example after an update that pulls an image."""
 OTHER_TYPES: Final = frozenset({"", "k3s", "rke2"})
-"""Instance types that say nothing about the machine: distributions use them for all nodes."""
+"""Instance types that do not identify the machine: distributions use them for all nodes."""
 GPU_LABELS: Final = (
     "nvidia.com/gpu.present",
     "cloud.google.com/gke-accelerator",
@@ -37,14 +37,14 @@ _ENDED: Final = frozenset({"Succeeded", "Failed"})
 
 
 class Kind(enum.StrEnum):
-    """What is wrong with a plugin or driver; see docs/check.md."""
+    """The kind of a problem with a plugin or driver; see docs/check.md."""
 
     LOST = "lost"
     """The kubelet knows the resource's devices, but none is usable."""
     NONE = "none"
-    """The kubelet knows the resource, but no devices."""
+    """The kubelet knows the resource, but none of its devices."""
     NEVER = "never"
-    """The plugin offers nothing on this node, but something on similar nodes."""
+    """The plugin offers devices on similar nodes, but not on this node."""
     FEWER = "fewer"
     POD = "pod"
     ADMISSION = "admission"
@@ -62,7 +62,7 @@ class Kind(enum.StrEnum):
 
 
 class Level(enum.StrEnum):
-    """How bad a finding is: an error makes pods fail."""
+    """The severity of a finding: an error makes pods fail."""
 
     ERROR = "error"
     WARN = "warn"
@@ -71,7 +71,7 @@ class Level(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PluginFinding:
-    """What is wrong: `name` is a resource, a driver or a plugin, `pod` the pod to look at."""
+    """A problem: `name` is a resource, driver or plugin, `pod` the pod to inspect."""
 
     kind: Kind
     level: Level
@@ -84,7 +84,7 @@ class PluginFinding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """What was read from a cluster; None for what could not be read.
+    """The objects read from a cluster; None for a kind that could not be read.
 
     `now` is the API server's time.
     """
@@ -102,7 +102,7 @@ class View:
 
 
 class NodeState(enum.StrEnum):
-    """Whether a node's plugins can be judged, and if not, why."""
+    """Whether a node's plugins can be evaluated, and if not, why."""
 
     SETTLED = "settled"
     NOT_READY = "not_ready"
@@ -112,7 +112,7 @@ class NodeState(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
-    """The devices of a resource that the kubelet knows, and those that pods can have."""
+    """How many devices of a resource the kubelet knows, and how many are available to pods."""
 
     capacity: int
     allocatable: int
@@ -129,7 +129,7 @@ class PluginPod:
     is_rolling: bool
 
     def is_serving(self, least_s: float = SERVES_S) -> bool:
-        """Return whether it has been Ready for so long that it should be serving."""
+        """Return whether the pod has been Ready for so long that it should be serving."""
         return self.ready_s is not None and self.ready_s >= least_s
 
 
@@ -149,13 +149,13 @@ class NodeFacts:
 
     @property
     def type(self) -> str:
-        """Return the instance type; empty if it says nothing about the machine."""
+        """Return the instance type; empty if it does not identify the machine."""
         kind = self.node.labels.get(_TYPE, "")
         return "" if kind in OTHER_TYPES else kind
 
     @property
     def is_settled(self) -> bool:
-        """Return whether its plugins can be judged."""
+        """Return whether its plugins can be evaluated."""
         return self.state is NodeState.SETTLED
 
     def serving(self, name: str, least_s: float = SERVES_S) -> PluginPod | None:
@@ -170,7 +170,7 @@ class Group:
 
     nodes: set[str] = field(default_factory=set)
     capacities: dict[str, Counter[int]] = field(default_factory=dict)
-    """For each resource, how many nodes have which capacity."""
+    """For each resource, the number of nodes by capacity."""
 
     def add(self, node: NodeFacts) -> None:
         """Add a node."""
@@ -215,7 +215,7 @@ class Peers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What the plugins of a cluster are judged by."""
+    """The facts by which the plugins of a cluster are evaluated."""
 
     view: View
     nodes: dict[str, NodeFacts]
@@ -223,7 +223,7 @@ class Facts:
     groups: dict[tuple[str, str], Group]
     """By instance type and plugin."""
     pods_on: dict[str, list[Pod]]
-    """By node; pods that are not bound are under the empty name."""
+    """By node; unbound pods have the empty name as key."""
     offered: frozenset[str]
     """The resources of which at least one node has a usable device."""
     drivers_of: dict[str, set[str]]
@@ -235,11 +235,11 @@ class Facts:
         return self.view.pods or ()
 
     def age_s(self, then: datetime | None) -> float | None:
-        """Return the seconds since a time on the API server's clock; None if that is unknown."""
+        """Return the seconds since a time on the API server's clock; None if unknown."""
         return None if then is None else max(0.0, (self.view.now - then).total_seconds())
 
     def peers(self, node: NodeFacts, plugin: known_plugins.KnownPlugin) -> Peers:
-        """Return the other settled nodes of this type on which the plugin should serve."""
+        """Return the other settled nodes of the node's type on which the plugin should serve."""
         return Peers(node, self.groups.get((node.type, plugin.name), Group()))
 
 
@@ -287,7 +287,7 @@ def _groups(nodes: Iterable[NodeFacts]) -> dict[tuple[str, str], Group]:
 
 
 def trimmed_node(node: objects.Node) -> objects.Node:
-    """Return a node with only the fields that are used here: there may be ten thousand nodes."""
+    """Return a node with only the fields used here, because there may be ten thousand nodes."""
     replace = msgspec.structs.replace
     kept = {_TYPE, *GPU_LABELS}
     labels = {key: value for key, value in node.labels.items() if key in kept}
@@ -307,13 +307,13 @@ def trimmed_node(node: objects.Node) -> objects.Node:
 
 
 def trimmed_pod(pod: Pod) -> Pod:
-    """Return a pod that does not keep the list page that it came from in memory."""
+    """Return a copy of a pod that does not keep its list page in memory."""
     metadata = msgspec.structs.replace(pod.metadata, annotations=None, managed_fields=None)
     return msgspec.structs.replace(pod, metadata=metadata)
 
 
 def is_relevant(pod: Pod, more: Sequence[known_plugins.KnownPlugin] = ()) -> bool:
-    """Return whether a pod is a known plugin's, or has devices or claims, or was refused them."""
+    """Return whether a pod runs a known plugin, or has (or was refused) devices or claims."""
     return (
         pod.has_claims
         or bool(pod.requested())

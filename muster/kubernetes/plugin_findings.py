@@ -1,7 +1,7 @@
-"""Pure: finds device plugins that run but do not work, from what the API shows.
+"""Pure: finds device plugins that run but do not work, from the Kubernetes API alone.
 
-What the numbers mean (kubelet devicemanager, 1.36): when a plugin's stream ends, the kubelet keeps
-the node's capacity and sets allocatable to 0. After 5 minutes, or at once after a restart of the
+The numbers mean (kubelet devicemanager, 1.36): when a plugin's stream ends, the kubelet keeps the
+node's capacity and sets allocatable to 0. After 5 minutes, or at once after a restart of the
 kubelet, both are 0 and the key stays. A plugin that reports all its devices Unhealthy also has
 capacity and no allocatable.
 """
@@ -29,12 +29,12 @@ _PEERS_MIN: Final = 2
 """How many nodes must agree before a node that offers fewer devices is reported."""
 _RECENT_S: Final = 600.0
 _REJECTED_S: Final = 3600.0
-"""A pod that was refused longer ago proves nothing about the present."""
+"""How long a refused pod counts as evidence of a present problem."""
 _RESTARTS_MIN: Final = 5
 
 
 def evaluate(facts: Facts) -> Iterable[PluginFinding]:
-    """Yield what is wrong with the device plugins of all nodes."""
+    """Yield the findings about the device plugins of all nodes."""
     for node in facts.nodes.values():
         if node.state is NodeState.NOT_READY and node.plugins:
             names = wording.name_list(each.plugin.name for each in node.plugins)
@@ -59,7 +59,7 @@ def evaluate(facts: Facts) -> Iterable[PluginFinding]:
 def _resource(
     facts: Facts, node: NodeFacts, resource: str, offer: Offer
 ) -> Iterable[PluginFinding]:
-    """Yield what is wrong with one resource of a settled node."""
+    """Yield the findings about one resource of a settled node."""
     plugin = node.serving(resource)
     counts = f"{resource}: {offer.allocatable} of {offer.capacity} allocatable"
     if offer.capacity and not offer.allocatable:
@@ -84,7 +84,7 @@ def _resource(
 def _lost(
     facts: Facts, node: NodeFacts, resource: str, offer: Offer, plugin: PluginPod | None
 ) -> Iterable[PluginFinding]:
-    """Yield a resource without usable devices, unless its plugin is only just starting."""
+    """Yield a resource without usable devices, unless its plugin has just started."""
     pods = [each for each in node.plugins if each.plugin.serves(resource)]
     if any(each.plugin.registers_on_demand for each in pods) or (pods and plugin is None):
         return
@@ -118,7 +118,7 @@ def _lost(
 def _none(
     facts: Facts, node: NodeFacts, resource: str, plugin: PluginPod
 ) -> Iterable[PluginFinding]:
-    """Yield a resource of which the kubelet knows no device, unless it is only left over."""
+    """Yield a resource of which the kubelet knows no device, unless the resource is obsolete."""
     if plugin.plugin.registers_on_demand:
         return
     expected = _expected(facts, node, resource, plugin)
@@ -142,7 +142,7 @@ def _none(
 
 
 def _never(facts: Facts, node: NodeFacts, plugin: PluginPod) -> Iterable[PluginFinding]:
-    """Yield a plugin that has never offered here what it offers on all similar nodes."""
+    """Yield a plugin that offers a resource on all similar nodes, but never did on this node."""
     if not plugin.is_serving() or plugin.plugin.registers_on_demand or plugin.plugin.drivers:
         return
     if any(plugin.plugin.serves(resource) for resource in node.offers):
@@ -188,7 +188,7 @@ def _fewer(
 
 
 def _pod(facts: Facts, plugin: PluginPod) -> Iterable[PluginFinding]:
-    """Yield a plugin's pod that keeps crashing, or has been unready for a long time."""
+    """Yield a plugin's pod that keeps crashing or has been unready for long."""
     node = facts.nodes.get(plugin.pod.node_name)
     if node is not None and not node.is_settled:
         return
@@ -249,7 +249,7 @@ def _rejections(facts: Facts) -> Iterable[PluginFinding]:
 
 
 def _unhealthy_devices(facts: Facts) -> Iterable[PluginFinding]:
-    """Yield the active pods that hold a device which its plugin or driver reports Unhealthy."""
+    """Yield the active pods with a device that its plugin or driver reports Unhealthy."""
     for pod in facts.pods:
         if not plugin_facts.is_active(pod):
             continue

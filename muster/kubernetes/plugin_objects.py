@@ -1,4 +1,4 @@
-"""Pure: objects that show whether plugins and DRA drivers work: pods, events, slices, claims.
+"""Pure: defines objects that show whether plugins and DRA drivers work: pods, events, claims.
 
 They have more fields than those in `objects`, which services keep for every pod. Sources:
 kubernetes/api core/v1 and resource/v1 (1.36).
@@ -27,13 +27,13 @@ class Metadata(objects.Metadata, frozen=True):
 
     @property
     def changed_at(self) -> datetime | None:
-        """Return when any field last changed, as far as the API says."""
+        """Return when any field last changed, as far as the API records it."""
         times = (objects.parse_time(entry.time) for entry in self.managed_fields or ())
         return max((time for time in (*times, self.created_at) if time), default=None)
 
 
 class AllocatedDevice(objects.Object, frozen=True):
-    """A device that a container has, and its health as the kubelet last heard it (KEP-4680)."""
+    """A container's device, and its health as last reported to the kubelet (KEP-4680)."""
 
     resource_id: str = msgspec.field(name="resourceID", default="")
     health: str = ""
@@ -99,7 +99,7 @@ class Pod(objects.Pod, frozen=True):
 
     @property
     def rejection(self) -> str:
-        """Return why the kubelet refused the pod's devices; empty if it did not."""
+        """Return why the kubelet refused the pod's devices; empty if it did not refuse them."""
         if not self.status or self.status.reason != "UnexpectedAdmissionError":
             return ""
         return self.status.message or self.status.reason
@@ -142,7 +142,7 @@ class Event(objects.HasMetadata, frozen=True):
 
 
 class DaemonSetStatus(objects.Object, frozen=True):
-    """How far a DaemonSet's rollout has got."""
+    """The progress of a DaemonSet's rollout."""
 
     observed_generation: int = 0
     desired_number_scheduled: int = 0
@@ -189,7 +189,7 @@ class ResourceSlice(objects.HasMetadata, frozen=True):
 
     @property
     def uuids(self) -> set[str]:
-        """The UUIDs of its devices, as GPU drivers publish them."""
+        """The UUIDs of the devices, as GPU drivers publish them."""
         attributes = [(each.attributes or {}).get("uuid") for each in self.spec.devices or ()]
         return {each.string for each in attributes if each and each.string}
 
@@ -223,7 +223,7 @@ class ClaimConsumer(objects.Object, frozen=True):
 
 
 class ClaimStatus(objects.Object, frozen=True):
-    """Which devices a claim has, and for which pods."""
+    """A claim's devices, and the pods that may use them."""
 
     allocation: ClaimAllocation | None = None
     reserved_for: tuple[ClaimConsumer, ...] | None = None

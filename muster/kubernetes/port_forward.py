@@ -1,4 +1,4 @@
-"""Adapter: WebSocket: forwards ports of this machine to ports of pods, through the API server.
+"""Adapter: WebSocket: forwards local ports to pods through the API server.
 
 Each connection to a local port is one WebSocket of `v4.channel.k8s.io`: the first byte of a message
 is a channel, 0 for data and 1 for an error, and the first message on each channel is the port
@@ -24,13 +24,13 @@ _ERROR_CHARS_MAX: Final = 300
 
 
 class Forward:
-    """One pod's port, which a local port leads to while the `opened` block runs."""
+    """Forwards a local port to one pod's port while the `opened` block runs."""
 
     def __init__(self, api: kubernetes_api.Api, *, namespace: str, pod: str, port: int) -> None:
         self.pod = pod
         self.local_port = 0
         self.problem = ""
-        """Why the last connection failed, in the API's or the kubelet's words."""
+        """Why the last connection failed, as reported by the API or the kubelet."""
         self._api = api
         self._path = f"/api/v1/namespaces/{namespace}/pods/{pod}/portforward"
         self._port = port
@@ -92,14 +92,14 @@ class Forward:
     async def _receive(
         self, socket: aiohttp.ClientWebSocketResponse, writer: asyncio.StreamWriter
     ) -> None:
-        """Write what the pod sends; end when it ends or reports an error."""
+        """Copy the pod's data to the client, until the pod closes or reports an error."""
         begun: set[bytes] = set()
         async for message in socket:
             if message.type is not aiohttp.WSMsgType.BINARY:
                 continue
             channel, content = message.data[:1], message.data[1:]
             if channel not in begun:
-                begun.add(channel)  # the port
+                begun.add(channel)  # the port number
             elif channel != _DATA:
                 text = content[: 4 * _ERROR_CHARS_MAX].decode("utf-8", "replace")
                 self.problem = " ".join(text.split())[:_ERROR_CHARS_MAX]
@@ -113,7 +113,7 @@ class Forward:
 
 
 async def _send(reader: asyncio.StreamReader, socket: aiohttp.ClientWebSocketResponse) -> None:
-    """Send what the local client sends; close the WebSocket when it ends."""
+    """Copy the local client's data to the pod; close the WebSocket at the end."""
     try:
         with contextlib.suppress(*kubernetes_api.LOST):
             while piece := await reader.read(_PIECE_BYTES):

@@ -1,4 +1,4 @@
-"""Pure: scheduling: selectors, node affinity, taints, quantities, ResourceSlices, volume claims.
+"""Pure: evaluates selectors, node affinity and quantities, as the Kubernetes scheduler does.
 
 Source: apimachinery pkg/labels/selector.go and component-helpers/scheduling/corev1 nodeaffinity
 (1.36); apimachinery pkg/api/resource, quantity.go and suffix.go: a quantity is written `8`, `500m`,
@@ -144,13 +144,13 @@ class ResourceSlice(objects.HasMetadata, frozen=True):
 
 
 class VolumeClaimSpec(objects.Object, frozen=True):
-    """What a volume claim asks for; without a class, only a default class can serve it."""
+    """The specification of a volume claim; without a class, only a default class can serve it."""
 
     storage_class_name: str = ""
 
 
 class VolumeClaimStatus(objects.Object, frozen=True):
-    """Whether a volume claim has its volume."""
+    """Whether a volume claim is bound to its volume."""
 
     phase: str = ""
 
@@ -163,7 +163,7 @@ class VolumeClaim(objects.HasMetadata, frozen=True):
 
 
 def is_extended(resource: str) -> bool:
-    """Return whether a name is one of an extended resource, such as device plugins serve."""
+    """Return whether a name is that of an extended resource, as device plugins serve them."""
     domain, slash, _ = resource.partition("/")
     return bool(slash) and domain != "kubernetes.io" and not domain.endswith(".kubernetes.io")
 
@@ -171,7 +171,7 @@ def is_extended(resource: str) -> bool:
 def parse_quantity(text: str | int) -> Fraction | None:
     """Return the exact value of a quantity; None if the text is not a quantity.
 
-    JSON may have a bare number where the API writes text.
+    JSON may contain a number where the API writes a string.
     """
     if isinstance(text, int):
         return Fraction(text)

@@ -1,7 +1,7 @@
 """Adapter: the Kubernetes API: lists all objects of one kind, then watches them for changes.
 
-A watch that ends is resumed at its resource version; everything is listed again only if that
-version has expired (410). An object that cannot be read is counted and left out.
+A watch that ends is resumed at its resource version; objects are listed again only if that version
+has expired (410). An unreadable object is counted and skipped.
 """
 
 import asyncio
@@ -24,11 +24,12 @@ Kept = TypeVar("Kept")
 
 _LIST_S: Final = 60.0
 _PAGE_S: Final = 10.0
-"""A list counts as hung if no page arrives for this time."""
+"""A list counts as hung if no page arrives for this long."""
 _WATCH_S: Final = 24.0
-"""A watch ends after this time, which shows that it works: the API server's bookmarks are a minute
-apart (apiserver cacher, bookmarkFrequency), and one more comes 2 s before the end. Resuming a watch
-costs one request, and no list."""
+"""The timeout of a watch; its end shows that it works. The API server's bookmarks are a minute
+apart (apiserver cacher, bookmarkFrequency), with one more 2 s before the end. Resuming a watch
+costs one request, and no list.
+"""
 _IDLE_S: Final = 27.0
 """A watch that has not ended after this time counts as hung."""
 _STEADY_S: Final = 5.0
@@ -64,14 +65,14 @@ class _Common(msgspec.Struct, frozen=True):
 
 
 class _Expired(Exception):
-    """The resource version has expired: everything must be listed again."""
+    """The resource version has expired, so all objects must be listed again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sink(Generic[Shape, Kept]):
     """Receives all objects at once, then each new, changed or deleted object.
 
-    `keep` reduces an object to the part that is kept, so that the whole objects are never all in
+    `keep` reduces an object to the part that is stored, so that complete objects are never all in
     memory.
     """
 
@@ -82,7 +83,7 @@ class Sink(Generic[Shape, Kept]):
 
 
 class Reflector(Generic[Shape, Kept]):
-    """Keeps a sink up to date with one kind of object while `run` runs."""
+    """Updates a sink with one kind of object while `run` runs."""
 
     def __init__(
         self,
@@ -94,7 +95,7 @@ class Reflector(Generic[Shape, Kept]):
         query: Mapping[str, str] | None = None,
     ) -> None:
         self.problem = ""
-        """Why the sink is not up to date; empty if it is."""
+        """Why the sink is out of date; empty if it is up to date."""
         self.listed = asyncio.Event()
         """Set after the first complete list."""
         self.tried = asyncio.Event()
@@ -111,7 +112,7 @@ class Reflector(Generic[Shape, Kept]):
         """How many times in a row the permission was missing."""
 
     async def run(self) -> None:
-        """List, watch, and start over, until cancelled."""
+        """List and watch in a loop until cancelled."""
         while True:
             try:
                 if not self._version:
@@ -134,7 +135,7 @@ class Reflector(Generic[Shape, Kept]):
                 )
 
     def list_again(self) -> None:
-        """List everything again when the current watch ends."""
+        """List all objects again when the current watch ends."""
         self._version = ""
 
     async def _list(self) -> None:

@@ -1,5 +1,5 @@
-"""Runs muster on a laptop: a kubelet, Kubernetes API and webhook stand-in, and a real NATS.
+"""Runs muster on a laptop: stand-ins for kubelet, Kubernetes API and webhook, and a real NATS.
 
-The stand-ins behave like the real programs, and share no code with them. `stack` runs all of muster
-on them (`muster up`), with programs that `processes` runs.
+The stand-ins behave like the real programs, and share no code with muster's services. `stack` runs
+all of muster on them (`muster up`); `processes` runs the programs.
 """

@@ -1,4 +1,4 @@
-"""Adapter: HTTP helpers of the stand-ins: listen, answer in JSON, log, stop on a signal."""
+"""Adapter: HTTP: serves an application, answers in JSON, logs, and stops on a signal."""
 
 import argparse
 import asyncio
@@ -23,7 +23,7 @@ SHUTDOWN_S = 1.0
 
 @dataclasses.dataclass(frozen=True)
 class Address:
-    """A host and a port to listen on; port 0 is any free port."""
+    """A host and a port to listen on; port 0 means a free port."""
 
     host: str
     port: int
@@ -62,12 +62,12 @@ def address(text: str) -> Address:
 async def listening(application: web.Application, at: Address) -> AsyncIterator[str]:
     """Serve `application` while the block runs; yields the URL.
 
-    A request whose client has gone is cancelled, so that no watch outlives its watcher.
+    A request is cancelled when its client disconnects, so that no watch outlives its client.
     """
     runner = web.AppRunner(
         application,
         access_log=None,
-        # a body that cannot be decompressed would cause 500; the real servers do not decompress
+        # a body that cannot be decompressed would cause a 500; real servers do not decompress
         auto_decompress=False,
         handler_cancellation=True,
         shutdown_timeout=SHUTDOWN_S,
@@ -88,9 +88,9 @@ async def listening(application: web.Application, at: Address) -> AsyncIterator[
 
 
 def stop_on_signals() -> asyncio.Event:
-    """Return an event that SIGTERM and SIGINT set, from now on.
+    """Return an event that SIGTERM and SIGINT will set.
 
-    Call this before the program prints that it listens, because the reader may then send a signal.
+    Call this before the program prints that it is listening, because a signal may follow at once.
     """
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -117,7 +117,7 @@ def run(program: str, work: Coroutine[object, object, None]) -> int:
 
 
 def json_response(body: object, *, status: int = 200) -> web.Response:
-    """Return an answer in JSON."""
+    """Return a JSON response."""
     encoded = msgspec.json.encode(body)
     return web.Response(body=encoded, status=status, content_type="application/json")
 

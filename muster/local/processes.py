@@ -1,7 +1,7 @@
 """Adapter: processes: starts Python programs that log JSON lines, and stops them completely.
 
-A program is up when it prints its `listening` line. It is killed when this process ends in any way
-(Linux: PR_SET_PDEATHSIG).
+A program counts as started when it prints its `listening` line. It is killed when this process ends
+in any way (Linux: PR_SET_PDEATHSIG).
 """
 
 import asyncio
@@ -25,11 +25,11 @@ _PR_SET_PDEATHSIG: Final = 1
 
 
 class ProgramFailed(Exception):
-    """A program ended or was not ready in time; the text has its last line of output."""
+    """A program ended or was not ready in time; the text contains its last line of output."""
 
 
 def die_with_parent() -> Callable[[], None] | None:
-    """Return the function that makes a child end with this process; None if the system has none."""
+    """Return a function that ties a child's life to this process; None if not supported here."""
     if not sys.platform.startswith("linux"):
         return None
     library = ctypes.CDLL(None)
@@ -103,8 +103,8 @@ class Process:
         return self._last_lines[-1] if self._last_lines else "it printed nothing"
 
     async def start(self) -> None:
-        """Start, and return when the program is up. Raises ProgramFailed."""
-        # other programs still use its former address
+        """Start the program, and wait until it is ready. Raises ProgramFailed."""
+        # other programs still use its previous address
         http = self.addresses.get("http")
         program = self.program.at(http) if http else self.program
         environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
@@ -118,7 +118,7 @@ class Process:
             stderr=asyncio.subprocess.PIPE,
             env={**environment, **program.environment},
             limit=_LINE_BYTES_MAX,
-            # Ctrl-C is for this process, which then ends all others in the right order
+            # Ctrl-C reaches only this process, which then ends all others in the right order
             start_new_session=True,
             preexec_fn=die_with_parent(),
         )
@@ -151,7 +151,7 @@ class Process:
         send(self._process, number)
 
     async def kill(self) -> None:
-        """End the process as a crash would."""
+        """Kill the process, to simulate a crash."""
         self.signal(signal.SIGKILL)
         await self._ended()
 

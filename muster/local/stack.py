@@ -2,8 +2,8 @@
 
 It runs NATS, a Kubernetes API, a webhook receiver, three simulated nodes with a kubelet and a
 plugin each, and the three central services, all as real processes. One node offers this machine's
-own `/dev/fuse` besides simulated GPUs; the others GPUs only. The sockets, settings and logs are in
-one directory.
+own `/dev/fuse` besides simulated GPUs; the others offer only GPUs. The sockets, settings and logs
+are in one directory.
 
 Heartbeats are sent every second and `group_wait` is half a second, so that a fault is reported
 within seconds; the defaults, for a cluster, are slower.
@@ -91,7 +91,7 @@ def plugin_settings(
 
 
 def health_settings(*, nats: str, kubeconfig: str) -> Settings:
-    """Return the settings of health; `patience_s` is 0, because silence is always a fault here."""
+    """Return the settings of health; `patience_s` is 0, because here silence is always a fault."""
     return {
         "bus": {"url": nats},
         "detection": {"patience_s": 0},
@@ -123,7 +123,7 @@ def notifier_settings(*, nats: str, webhook_url: str, reach: str = "loopback") -
 class Stack:
     """Everything that `muster up` runs; an async context manager.
 
-    `show` gets one line for each thing that happens. NATS listens on `nats_port` if that is free; a
+    `show` is called with one line for each event. NATS listens on `nats_port` if that is free; a
     server at `nats_url` is used instead of a new server. With `restart`, a program that ends by
     itself is started again with a growing delay, as Kubernetes would.
     """
@@ -147,8 +147,8 @@ class Stack:
         self._restarters: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> Self:
-        """Start everything. On ProgramFailed or NatsUnavailable, stop everything and raise it."""
-        # short, because a socket's path may have at most 107 bytes
+        """Start all programs. On ProgramFailed or NatsUnavailable, stop them all and reraise."""
+        # the name is short, because a socket's path may have at most 107 bytes
         self.directory = Path(tempfile.mkdtemp(prefix="muster-"))
         try:
             await self._start()
@@ -158,7 +158,7 @@ class Stack:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """End everything; remove the directory."""
+        """End all programs, and remove the directory."""
         await self._end()
 
     @property
@@ -167,11 +167,11 @@ class Stack:
         return self.directory / "kubeconfig"
 
     def http(self, name: str) -> str:
-        """Return where a program serves HTTP."""
+        """Return the HTTP address of a program."""
         return self.processes[name].addresses["http"]
 
     def pids(self) -> set[int]:
-        """Return the process ids of everything that runs."""
+        """Return the process ids of all running programs."""
         pids = {process.pid for process in self.processes.values() if process.is_running}
         return pids | ({self.nats.pid} if self.nats else set())
 
@@ -250,7 +250,7 @@ class Stack:
         return programs
 
     def _fuse(self) -> Path:
-        """Return this machine's /dev/fuse, or a link to /dev/null where there is none."""
+        """Return this machine's /dev/fuse, or a link to /dev/null if it does not exist."""
         real = Path("/dev/fuse")
         with contextlib.suppress(OSError):
             if stat.S_ISCHR(real.stat().st_mode):

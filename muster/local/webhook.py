@@ -1,7 +1,7 @@
-"""Adapter: HTTP: a webhook receiver that keeps its requests, and fails on request.
+"""Adapter: HTTP: a webhook receiver that records requests, and can be told to fail.
 
-Every POST is kept; GET /received returns the kept requests; POST /behave makes the next answers
-slow or bad.
+Every POST is recorded; GET /received returns the recorded requests; POST /behave makes the next
+responses slow or erroneous.
 """
 
 import argparse
@@ -27,7 +27,7 @@ WAIT_S_MAX = 60.0
 
 
 class Received(msgspec.Struct, frozen=True, kw_only=True):
-    """One POST: `index` counts from 0, `status` was the answer, header names are lower case.
+    """One POST: `index` counts from 0, `status` is the response's, header names are lower case.
 
     `body` is the received text; bytes that are not UTF-8 are replaced.
     """
@@ -54,7 +54,7 @@ class Behaviour(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     headers: dict[str, str] = {}
 
     def __post_init__(self) -> None:
-        """Refuse headers that cannot be sent (msgspec adds the path)."""
+        """Reject headers that cannot be sent (msgspec adds the path)."""
         if any(not text.isprintable() for pair in self.headers.items() for text in pair):
             raise ValueError("headers: only printable characters")
 
@@ -106,17 +106,17 @@ class WebhookReceiver:
         await self._open.aclose()
 
     def behave(self, behaviour: Behaviour) -> None:
-        """Answer the next POSTs with this behaviour, which replaces the previous one."""
+        """Answer the next POSTs with this behaviour, which replaces the previous behaviour."""
         self._behaviour = behaviour
 
     def received(self, since: int = 0) -> list[Received]:
-        """Return the kept POSTs from index `since` on."""
+        """Return the recorded POSTs from index `since`."""
         return [received for received in self._kept if received.index >= since]
 
     async def wait_for(
         self, matches: Callable[[Sequence[Received]], bool], *, timeout_s: float
     ) -> list[Received]:
-        """Wait until the kept POSTs match, and return them. Raises TimeoutError."""
+        """Wait until the recorded POSTs match, and return them. Raises TimeoutError."""
         async with asyncio.timeout(timeout_s), self._changed:
             await self._changed.wait_for(lambda: matches(self.received()))
             return self.received()

@@ -1,8 +1,8 @@
-"""Pure: puts the pages of inventories together, as `muster.inventory_pages` splits them.
+"""Pure: joins the pages of inventories that `muster.inventory_pages` split.
 
-A reader uses an inventory only when it has every page of one version. Pages of a version that stays
-incomplete are forgotten when another version begins, or when too many pages wait: then the node
-with the most waiting pages loses its oldest incomplete inventory.
+A reader uses an inventory only when it has every page of one version. Pages of an incomplete
+version are discarded when another version begins. If too many pages are waiting, the node with the
+most of them loses its oldest incomplete inventory.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ import msgspec
 from muster import codec, vocabulary
 
 WAITING_MAX: Final = 256
-"""Pages of incomplete inventories that one reader keeps."""
+"""The maximum number of pages of incomplete inventories that a reader retains."""
 
 
 class _Version(NamedTuple):
@@ -29,7 +29,7 @@ class _Incomplete(NamedTuple):
 
 
 class Assembler:
-    """Puts the pages of one stream together, in the order in which they arrive."""
+    """Joins the pages of one stream in the order of their arrival."""
 
     def __init__(self) -> None:
         self._incomplete: dict[tuple[str, str], _Incomplete] = {}
@@ -40,7 +40,7 @@ class Assembler:
     def add(self, event: codec.CloudEvent) -> codec.CloudEvent | None:
         """Return the event, or the inventory that this page completes; None if pages are missing.
 
-        The whole inventory has the id of its first page, and the position of this page.
+        A complete inventory has the id of its first page, and the position of its last.
         """
         page = event.data
         if not isinstance(page, vocabulary.InventoryReported):

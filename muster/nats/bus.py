@@ -1,6 +1,6 @@
 """Adapter: NATS: publishes events, sends and receives heartbeats, sends requests and replies.
 
-Heartbeats are skipped while disconnected: nats-py would keep them and later send a stale burst.
+Heartbeats are skipped while disconnected: nats-py would buffer them and later send a stale burst.
 """
 
 from muster.nats import websockets  # isort: skip  # noqa: F401  # before nats-py
@@ -22,7 +22,9 @@ from muster.nats import connection, jetstream, streams
 from muster.service import logs, runtime
 
 QUEUE_MAX: Final = 1_000
-"""Events kept in an outage; older ones are dropped and counted. A reconnect sends a snapshot."""
+"""The number of events kept in an outage; older events are dropped and counted. A reconnect sends a
+snapshot.
+"""
 
 _SWEEP_S: Final = 15.0
 _NOBODY: Final = vocabulary.rpc_subject(vocabulary.FLEET, "nobody", "probe")
@@ -44,7 +46,7 @@ class Bus:
 
     `producer` names the process in every event's source, such as `plugins/device-plugin`. An
     `owner` creates missing streams and buckets with this number of `replicas`, and removes
-    abandoned consumers; all other processes may not do that and only wait.
+    abandoned consumers; other processes may not do so and only wait.
     """
 
     def __init__(
@@ -88,7 +90,7 @@ class Bus:
         await self.link.__aexit__()
 
     def enqueue(self, event: vocabulary.Event) -> None:
-        """Queue an event to be published in order; never waits, never raises.
+        """Queue an event for publication in order; never waits, never raises.
 
         During an outage the newest `QUEUE_MAX` events are kept.
         """
@@ -101,7 +103,7 @@ class Bus:
         self._queued.set()
 
     async def flush(self, timeout_s: float) -> bool:
-        """Wait until every queued event is in its stream; return False if that takes too long."""
+        """Wait until every queued event is in its stream; return False after the timeout."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._idle.wait()
@@ -116,14 +118,14 @@ class Bus:
     ) -> bool:
         """Publish an event and wait, without a time limit, until its stream has stored it.
 
-        Give `event_id` if the fact has its own identity, so that a restarted producer repeats it
-        with the same id. `is_leader` is called before every attempt; once it returns False,
-        publishing stops and returns False.
+        Pass `event_id` if the fact has its own identity, so that a restarted producer repeats the
+        event with the same id. `is_leader` is called before every attempt; once it returns False,
+        this function stops and returns False.
         """
         return await self._publish(event, next(self._sequence), event_id, is_leader)
 
     async def send_heartbeat(self, heartbeat: vocabulary.Heartbeat) -> bool:
-        """Send a heartbeat; return False if it was skipped because the server is away."""
+        """Send a heartbeat; return False if it was skipped because the server is unreachable."""
         client = self.link.live_client()
         if client is None:
             connection.PUBLISHED.labels("heartbeat_skipped").inc()
@@ -185,10 +187,10 @@ class Bus:
     async def is_reachable(self, *, timeout_s: float) -> bool:
         """Return whether the server answers now; otherwise a peer's silence proves nothing.
 
-        It sends a request instead of a ping, because nats-py's read loop fails on the pong of a
-        ping that was abandoned (2.16, `_process_pong`). Nobody answers the request, and the server
-        says so at once; JetStream would be slow to answer while somebody floods a stream. A server
-        that is cut off from the others answers too; what health then concludes is not published,
+        This sends a request instead of a ping, because nats-py's read loop fails on the pong of an
+        abandoned ping (2.16, `_process_pong`). The request has no responder, which the server
+        reports at once; JetStream would be slow to answer while a stream is flooded. A server that
+        is partitioned from its cluster also answers; health's conclusions are then not published,
         because its lock is in JetStream.
         """
         client = self.link.live_client()

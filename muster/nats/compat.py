@@ -20,9 +20,9 @@ from muster.service import runtime
 
 KNOWN: Final = "2.16"
 LOST: Final = (OSError, TimeoutError, nats.errors.Error)
-"""What nats-py raises when a server is away, is slow or refuses."""
+"""The errors that nats-py raises when a server is unreachable, is slow or refuses."""
 READ_BYTES: Final = DEFAULT_BUFFER_SIZE
-"""How much nats-py reads at once; after a read of this size there may be more data."""
+"""The size of nats-py's reads; after a full read there may be more data."""
 
 _CLOSE_TIMEOUT_S: Final = 2
 _SHORT_REPLY: Final = 9
@@ -32,7 +32,7 @@ _LOOKS: Final = 8
 
 
 class Parser(parser.Parser):
-    """Replaces a client's parser, although nats-py does not offer a way to do so."""
+    """Replaces a client's parser, for which nats-py has no public interface."""
 
     def __init__(self, client: Client) -> None:
         super().__init__(client)
@@ -40,12 +40,12 @@ class Parser(parser.Parser):
         client._ps = self  # noqa: SLF001
 
     def has_unread(self) -> bool:
-        """Return whether more data has arrived than nats-py reads at once."""
+        """Return whether more data has arrived than nats-py reads in one call."""
         reader = getattr(self._client._transport, "_io_reader", None)  # noqa: SLF001
         return bool(getattr(reader, "_buffer", b""))
 
     async def pause_reading(self, pause_s: float) -> None:
-        """Stop reading the socket, so that arriving data does not wake the process."""
+        """Pause reading the socket, so that arriving data does not wake the process."""
         writer = getattr(self._client._transport, "_io_writer", None)  # noqa: SLF001
         if pause_s > 0 and writer is not None:
             writer.transport.pause_reading()
@@ -86,7 +86,7 @@ class Received:
 
 
 def place(message: Msg) -> tuple[int, int]:
-    """Return a message's position in its stream, and how many more the consumer has to deliver.
+    """Return a message's position in its stream, and the number of messages still to be delivered.
 
     nats-py's `metadata` takes 7 us (NATS' ADR-15: `$JS.ACK.` and 7 tokens, or 9 and a random one).
     Raises NotJSMessageError.
@@ -107,12 +107,12 @@ def certificate_end(client: Client) -> str | None:
 
 
 def ignore_tls_eof() -> None:
-    """Suppress the line that asyncio logs whenever a TLS connection of nats-py ends."""
+    """Suppress the message that asyncio logs whenever a TLS connection of nats-py ends."""
     logging.getLogger("asyncio").addFilter(_is_no_tls_eof)
 
 
 async def connect(client: Client, servers: list[str], **options: Any) -> None:
-    """Connect a client. Raises one of LOST, even if something other than NATS answers."""
+    """Connect a client. Raises one of LOST, even if the answer does not come from NATS."""
     try:
         await client.connect(servers, **options)
     except LOST:
@@ -127,13 +127,13 @@ async def connect(client: Client, servers: list[str], **options: Any) -> None:
 
 
 async def send(client: Client, lines: bytes) -> None:
-    """Send lines of the protocol, such as subscriptions that nats-py does not know."""
+    """Send protocol lines, such as subscriptions that nats-py does not know."""
     await client._send_command(lines)  # noqa: SLF001
     await client._flush_pending()  # noqa: SLF001
 
 
 async def close(client: Client) -> None:
-    """Close a client completely, whatever goes wrong on the way."""
+    """Close a client completely, even if nats-py fails while closing it."""
     client._error_cb = ignore_error  # noqa: SLF001
     if await runtime.attempt(client.close(), limit_s=_CLOSE_TIMEOUT_S) is not None:
         # nats-py marks the client as closed and stops half-way if the remaining data cannot be
@@ -148,7 +148,7 @@ async def close(client: Client) -> None:
 
 
 def abort(client: Client) -> None:
-    """Abort the socket, because closing it could wait for the other side without limit."""
+    """Abort the socket, because closing it could wait for the peer without limit."""
     # TLS, then the socket below it: Python 3.11.2 cannot abort TLS that was closed twice, which
     # happens if nats-py closes a connection that the server has ended (sslproto.py)
     tls, bare = (getattr(client._transport, n, None) for n in ("_io_writer", "_bare_io_writer"))  # noqa: SLF001
@@ -163,23 +163,23 @@ def abort(client: Client) -> None:
 
 
 def drop_socket(client: Client) -> None:
-    """Abort the socket of a dial that failed, so that nats-py does not wait for its end.
+    """Abort the socket of a failed dial, so that nats-py does not wait for its closure.
 
-    If the TLS handshake failed, asyncio never reports that the socket is closed (3.11), and nats-py
-    would wait for that without limit before it dials again (`connect`, `_close`). After a loss it
-    would leave the socket open (`_attempt_reconnect`).
+    After a failed TLS handshake, asyncio never reports that the socket is closed (3.11), and
+    nats-py would wait for that without limit before it dials again (`connect`, `_close`). After a
+    lost connection, nats-py would leave the socket open (`_attempt_reconnect`).
     """
     abort(client)
     client._transport = None  # noqa: SLF001
 
 
 def is_redialling(client: Client) -> bool:
-    """Return whether the current task is the one in which nats-py dials again after a loss."""
+    """Return whether the current task is nats-py's reconnection task."""
     return asyncio.current_task() is client._reconnection_task  # noqa: SLF001
 
 
 async def ignore_error(_: Exception) -> None:
-    """Do nothing: for a client whose errors do not matter."""
+    """Ignore an error: the callback of a client whose errors do not matter."""
 
 
 def _is_no_tls_eof(record: logging.LogRecord) -> bool:

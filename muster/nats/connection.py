@@ -1,8 +1,8 @@
 """Adapter: NATS: one connection that recovers from every outage.
 
-A lost server is dialled again with jitter; a client that nats-py closed for good (as it does after
-most `-ERR`) is replaced; subscriptions are restored. Errors are counted by kind; an outage is
-logged once when it begins and once when it ends; refusals and dropped messages are always logged.
+A lost server is redialled with jitter. A client that nats-py closed for good (as it does after most
+`-ERR`) is replaced, and subscriptions are restored. Errors are counted by kind; an outage is logged
+once when it begins and once when it ends; refusals and dropped messages are always logged.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ Prepare = Callable[[nats.aio.client.Client], Awaitable[None]]
 Make = Callable[[], nats.aio.client.Client]
 
 LOST: Final = compat.LOST
-"""What nats-py raises when a server is away, is slow or refuses."""
+"""The errors that nats-py raises when a server is unreachable, is slow or refuses."""
 BACKOFF: Final = pacing.Backoff(first_s=0.05, max_s=5.0, jitter=0.5)
 """How long to wait before the next request to NATS."""
 
@@ -71,7 +71,7 @@ _CERTIFICATE_ENDS: Final = prometheus_client.Gauge(
 
 
 class Connection:
-    """A connection that is or will be open; entering the context never waits for the server.
+    """A connection to NATS that is kept open; entering the context never waits for the server.
 
     `url` is one address, or several addresses of a cluster separated by commas.
 
@@ -88,9 +88,9 @@ class Connection:
         make: Make = nats.aio.client.Client,
     ) -> None:
         self.epoch = 0
-        """How many times the connection was made; 0 means never."""
+        """How many times the connection was established; 0 means never."""
         self.unread: weakref.WeakKeyDictionary[object, str] = weakref.WeakKeyDictionary()
-        """The readers whose stream currently cannot be read, each with the reason."""
+        """The readers whose stream is currently unreadable, each with the reason."""
         self._url = url
         self._shown_url = re.sub(r"//[^/,]*@", "//", url)
         self._name = name
@@ -100,12 +100,12 @@ class Connection:
         self._client = make()
         self._connected = False
         self._attempts = 0
-        """How many attempts to dial failed before the client was ever connected."""
+        """How many dials failed before the client was first connected."""
         self._outage_logged = False
         self._changed = asyncio.Condition()
         self._subscriptions: list[tuple[str, Handler]] = []
         self._subscribed = 0
-        """How many of these subscriptions the current client has."""
+        """How many of these subscriptions the current client already has."""
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
@@ -126,7 +126,7 @@ class Connection:
         return self._connected and self._client.is_connected
 
     def problem(self) -> str | None:
-        """Return why events may currently be missed, or None."""
+        """Return why events may currently be missed; otherwise None."""
         if not self.is_connected:
             return "not connected to NATS"
         return next(iter(self.unread.values()), None)
@@ -142,10 +142,10 @@ class Connection:
         return self._client if self.is_connected else None
 
     async def changes(self) -> AsyncIterator[bool]:
-        """Yield the current state, then every change: True connected, False lost.
+        """Yield the current state, then every change: True if connected, False if disconnected.
 
-        A loss and a reconnect between two calls become a single True: each True stands for a new
-        connection.
+        Each True stands for a new connection. A loss and a reconnect between two calls become a
+        single True.
         """
         last: tuple[bool, int] | None = None
         while True:
@@ -162,7 +162,7 @@ class Connection:
             await self._subscribe_missing()
 
     async def probe_connect(self, name: str, timeout_s: float) -> bool:
-        """Open a second connection under this name, close it; return whether it opened."""
+        """Open and close a second connection under this name; return whether it opened."""
         client = nats.aio.client.Client()
         dial = _connect(
             client, self._url, name=name, allow_reconnect=False, error_cb=compat.ignore_error
@@ -180,8 +180,7 @@ class Connection:
     async def _stay_connected(self) -> None:
         """Dial forever, each time with a new client.
 
-        nats-py runs in separate tasks: nothing that it raises or waits for can end or block this
-        one.
+        nats-py runs in separate tasks, so its errors and waits cannot end or block this task.
         """
         retry = runtime.Retry(BACKOFF)
         while True:
@@ -195,7 +194,7 @@ class Connection:
             await retry.wait()
 
     async def _one_client(self) -> BaseException | None:
-        """Dial, and wait until the client must be replaced; return why, if nats-py did not say."""
+        """Dial, and wait until the client must be replaced; return any error not yet reported."""
         given_up = asyncio.Event()
         dial = asyncio.create_task(self._dial(given_up))
 
@@ -213,9 +212,9 @@ class Connection:
     async def _until_given_up(self, given_up: asyncio.Event) -> None:
         """Wait until the client is closed, or disconnected for so long that it must be replaced.
 
-        The first dial continues as long as attempts fail. Later, on an error that it does not
-        expect, nats-py's reconnection task ends and no callback is called (client.py,
-        _attempt_reconnect, _close; 2.16).
+        The first dial continues as long as attempts fail. Later, an unexpected error ends nats-py's
+        reconnection task without calling any callback (client.py, _attempt_reconnect, _close;
+        2.16).
         """
         idle = attempts = 0
         while not given_up.is_set() and idle < _IDLE_CHECKS_MAX:
@@ -244,7 +243,7 @@ class Connection:
             if is_tls:
                 given_up.set()
 
-        # a replaced client may still be closing: it no longer matters
+        # a replaced client may still be closing; ignore it
         async def on_disconnected() -> None:
             if client is self._client:
                 await self._set_connected(state=False)
@@ -275,7 +274,7 @@ class Connection:
         await self._use(client)
 
     async def _subscribe_missing(self) -> None:
-        """Add the subscriptions that the current client lacks, such as after an outage."""
+        """Add the subscriptions that the current client lacks, for example after an outage."""
         while self._subscribed < len(self._subscriptions):
             subject, handler = self._subscriptions[self._subscribed]
             self._subscribed += 1
@@ -356,14 +355,14 @@ async def _connect(client: nats.aio.client.Client, url: str, **options: Any) -> 
 
 
 def certificate_ends(client: nats.aio.client.Client) -> float:
-    """Return when the server's certificate expires, in seconds of UTC; 0 without TLS.
+    """Return when the server's certificate expires, in Unix seconds; 0 without TLS.
 
-    After that clients cannot connect.
+    Clients cannot connect afterwards.
     """
     end = compat.certificate_end(client)
     if end is None:
         return 0.0
-    # OpenSSL costs memory: only a process that uses TLS loads it
+    # load OpenSSL only in a process that uses TLS, because it costs memory
     import ssl  # noqa: PLC0415
 
     return float(ssl.cert_time_to_seconds(end))

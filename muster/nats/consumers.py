@@ -1,7 +1,7 @@
-"""Adapter: NATS: reads validated events from streams, across every outage.
+"""Adapter: NATS: reads validated events from streams, and resumes after every outage.
 
 Malformed messages are counted; a durable consumer moves them to the dead letters with a reason. An
-inventory in several pages is yielded once it is whole.
+inventory in several pages is yielded once it is complete.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ _ACK_WAIT_S: Final = 30.0
 _DETAIL_SHOWN_MAX: Final = 500
 _MISSING_S: Final = 1.0
 _ONCE_S: Final = 2.0
-"""How long the server keeps a consumer for one short read; the number of consumers is limited."""
+"""How long the server keeps the consumer of a short read; the number of consumers is limited."""
 Wants = Callable[[str, int], bool]
 """Whether to read a message, given its subject and how many messages are stored after it."""
 
@@ -83,11 +83,11 @@ async def follow(
 ) -> AsyncIterator[codec.CloudEvent]:
     """Yield every event from `since` (None: from now on), without gaps across reconnects.
 
-    With `after` the events begin after that position of the stream. A position that the stream has
-    not reached belongs to an earlier stream; then this stream is yielded from its start. With
-    `is_newest_first` the events begin with the newest stored event of each subject. Nothing remains
-    on the server afterwards. Malformed messages are counted and skipped. A message is not decoded
-    if `wants` rejects it.
+    With `after`, events start after that position in the stream. A position that the stream has not
+    reached belongs to an earlier stream; then events start at the beginning of this stream. With
+    `is_newest_first`, events start with the newest stored event of each subject. No consumer
+    remains on the server afterwards. Malformed messages are counted and skipped, and messages that
+    `wants` rejects are not decoded.
     """
     whole = _Whole()
     config = api.ConsumerConfig(
@@ -114,7 +114,7 @@ async def follow(
             elif since is None and position < 0 and not is_newest_first:
                 position = info.state.last_seq
             elif created is not None and info.created != created:
-                # if the stream was lost, the new one counts from 1
+                # if the stream was lost, the new stream counts from 1
                 position = 0
             created = info.created
             if position >= 0:
@@ -146,7 +146,7 @@ async def newest(
 
 
 async def receivers(link: connection.Connection) -> vocabulary.ReceiversConfigured | None:
-    """Return whom the notifier notifies, as it said last; None if it never did."""
+    """Return the receivers that the notifier last published; None if it never published any."""
     subject = vocabulary.ReceiversConfigured.SUBJECT.format(node="*")
     for event in reversed(await newest(link, streams.NOTIFICATIONS, subject)):
         if isinstance(event.data, vocabulary.ReceiversConfigured):
@@ -162,7 +162,7 @@ async def each_newest(
     wants: Wants | None = None,
     read_max: int | None = None,
 ) -> AsyncIterator[codec.CloudEvent]:
-    """Yield the newest event of each subject, one at a time: ten thousand at once take 90 MiB.
+    """Yield the newest event of each subject one by one: ten thousand at once take 90 MiB.
 
     Starts over when the connection breaks; duplicates do no harm. Ends after `read_max` messages.
     """
@@ -200,7 +200,7 @@ async def each_newest(
 
 
 class _Whole:
-    """Puts the pages of one reader together, and counts those that stay incomplete."""
+    """Joins the inventory pages of one reader, and counts the pages of incomplete inventories."""
 
     def __init__(self) -> None:
         self._pages = assembly.Assembler()

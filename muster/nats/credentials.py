@@ -1,11 +1,11 @@
-"""Adapter: the environment: credentials for NATS, and the trusted certificates.
+"""Adapter: the environment: reads credentials for NATS and the trusted certificates.
 
 A user and password are part of the address. `NATS_CREDS` is a .creds file, `NATS_TOKEN_FILE` a file
 with a token: both are read again for each connection, so that renewed credentials are used.
-`NATS_CA` has the trusted certificates, `NATS_SERVER_NAME` the name in the server's certificate if
-that is not the address. `NATS_CREDS` and `NATS_CA` may also be the content of such a file. Replies
-arrive in inboxes of this process, named after the user in the address, the .creds file or the
-token, or below `NATS_INBOX_PREFIX`.
+`NATS_CA` is a file with the trusted certificates. `NATS_SERVER_NAME` is the name in the server's
+certificate if it differs from the address. `NATS_CREDS` and `NATS_CA` may also contain the file's
+content. Replies arrive in inboxes of this process, named after the user in the address, the .creds
+file or the token, or below `NATS_INBOX_PREFIX`.
 """
 
 import base64
@@ -28,11 +28,12 @@ if TYPE_CHECKING:
 
 
 _CONTENT: Final = "-----BEGIN "
-"""How the content of a file begins that a variable holds instead of the file's name."""
+"""The prefix by which file content is recognised in a variable that usually contains a file name.
+"""
 
 
 class Unusable(OSError):
-    """A file exists but is invalid; the text names the file without any of its content."""
+    """A file exists but is invalid; the text names the file and quotes none of its content."""
 
 
 class Options(TypedDict, total=False):
@@ -113,7 +114,7 @@ class _Claims(msgspec.Struct, frozen=True):
 
 
 def _user(token: str) -> str:
-    """Return the user that the gate derives from a token; only the inboxes' names need it."""
+    """Return the user that the gate derives from a token; it is needed only to name inboxes."""
     try:
         claims = base64.urlsafe_b64decode(token.split(".")[1] + "==")
         bound = msgspec.json.decode(claims, type=_Claims).bound

@@ -1,19 +1,19 @@
-"""Pure: how many heartbeats from each node nats-server may still deliver, and who sends too many.
+"""Pure: limits how many heartbeats nats-server delivers per node, and detects noisy nodes.
 
-Each known node has its own subscription, which nats-server ends after a number of messages
-(`UNSUB <sid> <number>`). When half of them have been used, it is renewed, but at most once a
-period. So nats-server itself drops what a node sends beyond that, whatever the reader is doing: a
-flood neither delays others' heartbeats nor makes the reader a slow consumer. That works only for
+Each known node has its own subscription, which nats-server ends after a number of messages (`UNSUB
+<sid> <number>`). When half of these have been delivered, the subscription is renewed, but at most
+once a period. So nats-server itself drops any excess, even while the reader is busy: a flood
+neither delays others' heartbeats nor makes the reader a slow consumer. This works only for
 subscriptions in the publisher's account or below a service import (see `auth.permissions`); if the
 server delivers more nevertheless, the reader ends the subscription itself.
 
 Unknown nodes are discovered by a subscription to all nodes, with its own small budget. While it
-finds new nodes, and no single node uses most of it, it is renewed at once, otherwise less and less
-often; a node that it misses becomes known through its events or the Kubernetes API.
+finds new nodes, and no single node uses most of its budget, it is renewed at once; otherwise less
+and less often. A node that it misses becomes known through its events or the Kubernetes API.
 
 nats-server may lose a message that it delivers to a subscription that is just ending. So a node's
-former subscription ends some time after the new one has begun. Meanwhile a heartbeat may be
-received twice; receivers recognise the second one by its number and ignore it.
+previous subscription ends some time after the new one has begun. Meanwhile a heartbeat may be
+received twice; receivers recognise the duplicate by its number and ignore it.
 """
 
 import itertools
@@ -26,25 +26,25 @@ from muster import vocabulary
 
 _ALL: Final = b"muster.heartbeat.*.*"
 _FIRST_SID: Final = 1_000_000
-"""Above the numbers that nats-py gives to its own subscriptions."""
+"""The first subscription number, above the numbers that nats-py assigns."""
 _NOISY_PERIODS: Final = 3
-"""A node is noisy after it has needed more for this many periods in a row."""
+"""A node is noisy after it has exceeded its budget in this many consecutive periods."""
 _DISCOVER_S: Final = 0.05
 _DISCOVER_LONG_S: Final = 10.0
-"""Two of the usual intervals: by then, every node that is not new has been heard."""
+"""Twice the usual heartbeat interval: by then, every known node has been heard."""
 _SENDERS_MAX: Final = 8
 _OVERLAP_S: Final = 0.2
-"""Far longer than a busy server takes between finding subscriptions and delivering to them."""
+"""Far longer than a busy server needs from matching subscriptions to delivering to them."""
 
 Message = tuple[bytes, bytes, bytes]
-"""Subject, number of the subscription, payload."""
+"""Subject, subscription number, payload."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """How many messages are delivered in a row: from a node, from unknown nodes, from a noisy node.
+    """Message limits per subscription: for a node, for all unknown nodes, for a noisy node.
 
-    A plugin's message may have 64 KiB: `messages` of these are far below nats-server's
+    A plugin's message may have 64 KiB: `messages` of this size are far below nats-server's
     `max_pending`. If a server accepts larger messages, a node that sends them gets
     `noisy_messages`.
     """
@@ -58,7 +58,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Excess:
-    """A node sends more than it may: this was delivered, the rest was not."""
+    """A node exceeded its budget: only this much was delivered."""
 
     node: str
     messages: int
@@ -69,13 +69,13 @@ class Excess:
 
 @dataclass(slots=True, eq=False)
 class _Subscription:
-    """What may be delivered from one node; `left` is negative if the server delivered more."""
+    """One node's remaining budget; `left` is negative if the server delivered more."""
 
     subject: bytes
     node: str = ""
     sid: bytes = b""
     former: bytes = b""
-    """The previous subscription, some of whose messages may still be under way."""
+    """The previous subscription, of which some messages may still be in flight."""
     messages_max: int = 0
     left: int = 0
     at: float = 0.0
@@ -84,7 +84,7 @@ class _Subscription:
     largest: int = 0
     periods_over: int = 0
     senders: dict[str, int] = field(default_factory=dict)
-    """The plugins, or the unknown nodes, that used the second half, and how much of it."""
+    """How much of the second half each plugin, or each unknown node, has used."""
 
 
 class HeartbeatBudget:
@@ -96,12 +96,12 @@ class HeartbeatBudget:
         self._by_sid: dict[bytes, _Subscription] = {}
         self._low: dict[_Subscription, None] = {}
         self._ending: deque[tuple[float, bytes]] = deque()
-        """Nodes' former subscriptions, and when each must end."""
+        """The nodes' previous subscriptions, and when each must end."""
         self._sids = itertools.count(_FIRST_SID)
         # until something has been received, messages may be large
         self._all = _Subscription(_ALL, largest=limits.message_bytes + 1)
         self._unknown: set[str] = set()
-        """Nodes without their own subscription that were heard recently."""
+        """Nodes without their own subscription that sent a heartbeat recently."""
         self._has_news = False
         self._discover_s = 0.0
         self._discover_until = 0.0
@@ -122,7 +122,7 @@ class HeartbeatBudget:
         return b"".join(self._renewed(subscription, now) for subscription in subscriptions)
 
     def follow(self, nodes: Collection[str], now: float) -> bytes:
-        """Return lines that add the missing subscriptions for these nodes, and end all others."""
+        """Return protocol lines that subscribe to these nodes and unsubscribe from all others."""
         lines = []
         for node in self._nodes.keys() - nodes:
             subscription = self._nodes.pop(node)
@@ -145,7 +145,7 @@ class HeartbeatBudget:
     def admit(
         self, messages: Iterable[Message], now: float
     ) -> tuple[Sequence[tuple[bytes, bytes]], bytes]:
-        """Return (subject, payload) of the messages to read; from a noisy node only the newest."""
+        """Return (subject, payload) of the messages to read; for a noisy node, only the newest."""
         kept: list[tuple[bytes, bytes]] = []
         newest: dict[bytes, bytes] = {}
         lines = []
@@ -174,7 +174,7 @@ class HeartbeatBudget:
         return [*kept, *newest.items()], b"".join(lines)
 
     def renew(self, now: float) -> tuple[bytes, list[Excess]]:
-        """Return lines that renew used subscriptions and end former ones; and the noisy nodes."""
+        """Return protocol lines that renew and end subscriptions, and the noisy nodes."""
         lines: list[bytes] = []
         while self._ending and self._ending[0][0] <= now:
             lines.append(b"UNSUB %b\r\n" % self._ending.popleft()[1])
@@ -194,7 +194,7 @@ class HeartbeatBudget:
         return b"".join(lines), excesses
 
     def _pace(self, now: float) -> None:
-        """Set how soon unknown nodes may be heard again: at once, while new ones appear."""
+        """Set when to subscribe to unknown nodes again: at once, while new nodes appear."""
         if self._has_news:
             self._discover_until = now + _DISCOVER_LONG_S
         self._has_news = False
@@ -215,7 +215,7 @@ class HeartbeatBudget:
         return subscription.left >= 0
 
     def _judged(self, subscription: _Subscription) -> list[Excess]:
-        """Count how many times in a row a budget was used up early; return who is noisy."""
+        """Count how many times in a row a budget was used up early; return the noisy node."""
         period_s = self._limits.period_s
         if subscription.left > 0 or subscription.used_up_at - subscription.at > 2 * period_s:
             subscription.periods_over = 0
@@ -225,7 +225,7 @@ class HeartbeatBudget:
             return []
         if subscription is not self._all:
             return [_excess(subscription, subscription.node, tuple(subscription.senders))]
-        # all unknown nodes share this budget: only a node that uses most of it is noisy
+        # all unknown nodes share this budget; only a node that uses most of it is noisy
         node = _main_sender(subscription)
         return [] if node is None or node in self._nodes else [_excess(subscription, node, ())]
 
@@ -269,7 +269,7 @@ def _excess(subscription: _Subscription, node: str, senders: tuple[str, ...]) ->
 
 
 def _main_sender(subscription: _Subscription) -> str | None:
-    """Return the node that sent more than all others together, if there is such a node."""
+    """Return the node that sent more than all others together, if any."""
     token, count = max(subscription.senders.items(), key=lambda sender: sender[1])
     least = min(_SENDERS_MAX, subscription.messages_max // 2)
     is_main = count >= least and 2 * count > sum(subscription.senders.values())

@@ -1,14 +1,14 @@
-"""Adapter: NATS: reads a fleet's heartbeats in batches, from each node only as many as it may send.
+"""Adapter: NATS: reads a fleet's heartbeats in batches, with a limit for each node.
 
 Heartbeats arrive over their own connection, so that answers to requests do not queue behind ten
-thousand heartbeats. A reader that cannot keep up leaves them with nats-server, which in the end
-closes the connection. So it is known that heartbeats are missing; if some were dropped instead,
-their senders would seem silent.
+thousand heartbeats. If the reader cannot keep up, heartbeats queue in nats-server, which finally
+closes the connection. So the reader knows that heartbeats are missing; if heartbeats were dropped
+instead, their senders would seem silent.
 
-A single heartbeat is handled at once. When more arrive, they are read every 100 ms, and when very
-many arrive, every 250 ms: 2,000 heartbeats a second take 17 % of a core one by one through nats-py,
-but 4 % in batches (CPython 3.11, nats-py 2.16). Meanwhile nats-server delivers no more from a node
-than `heartbeat_budget` allows.
+A single heartbeat is handled at once. If more arrive, they are read every 100 ms, and if very many
+arrive, every 250 ms. Read one by one through nats-py, 2,000 heartbeats a second take 17 % of a
+core, but 4 % in batches (CPython 3.11, nats-py 2.16). nats-server delivers no more heartbeats from
+a node than `heartbeat_budget` allows.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ from muster.nats.heartbeat_budget import Excess, Limits, Message
 Handler = Callable[[Sequence[vocabulary.Heartbeat]], Awaitable[None]]
 OnExcess = Callable[[Excess], Awaitable[None]]
 Nodes = Callable[[], tuple[int, Collection[str]]]
-"""Returns the nodes that are known now, and a number that changes whenever they do."""
+"""Returns the known nodes, and a number that changes whenever the nodes change."""
 
 _SHORT_BATCH_S: Final = 0.02
 """The length of a batch while new nodes are being discovered."""
@@ -35,7 +35,7 @@ _MANY: Final = 100
 _LONG_BATCH_S: Final = 0.25
 """Each wake-up costs a millisecond because caches are cold. No suspicion depends on it."""
 _BATCH_MAX: Final = 1_000
-"""Larger batches would keep the event loop from other tasks."""
+"""Larger batches would block other tasks of the event loop."""
 _RENEW_S: Final = 0.25
 _COUNT: Final = re.compile(rb"[0-9]{1,8}")
 """NATS allows at most 64 MiB a message (max_payload)."""
@@ -47,7 +47,7 @@ _LINE_BYTES_MAX: Final = 1024 * 1024
 class HeartbeatStream:
     """Reads every heartbeat of a fleet; entering the context never waits for the server.
 
-    `run` must be running: it renews what nats-server may deliver.
+    `run` must be running: it renews the subscriptions.
     """
 
     def __init__(self, url: str, *, name: str, limits: Limits | None = None) -> None:
@@ -56,7 +56,7 @@ class HeartbeatStream:
         )
         self._budget = heartbeat_budget.HeartbeatBudget(limits or Limits())
         self._client: nats.aio.client.Client | None = None
-        """The client that was connected last."""
+        """The most recently connected client."""
         self._handler: Handler | None = None
         self._on_excess: OnExcess | None = None
         self._nodes: Nodes = _nobody
@@ -80,8 +80,8 @@ class HeartbeatStream:
     ) -> None:
         """Call `handler` with the valid heartbeats of each batch; count invalid ones.
 
-        The next batch waits until it returns. `nodes` are those with their own subscription;
-        `on_excess` is called once a period for each node that sends more than it may.
+        The next batch waits until `handler` returns. `nodes` returns the nodes that get their own
+        subscription; `on_excess` is called once a period for each node that exceeds its budget.
         """
         self._handler, self._on_excess = handler, on_excess
         self._nodes = nodes or _nobody
@@ -89,7 +89,7 @@ class HeartbeatStream:
             await self._subscribe(self._client)
 
     async def run(self) -> None:
-        """Renew what nats-server may deliver, and follow new nodes, forever."""
+        """Renew the subscriptions, and subscribe to new nodes, forever."""
         while True:
             await asyncio.sleep(_RENEW_S)
             await self._renew()
@@ -177,7 +177,7 @@ class _BatchParser(compat.Parser):
         self._messages: list[Message] = []
 
     async def parse(self, data: bytes = b"") -> None:
-        """Handle the bytes that were read; return when it is time to read again."""
+        """Handle the bytes that were read; return when the next read is due."""
         messages, others, self._rest = split_messages(self._rest + data)
         self._messages += messages
         self._received += len(messages)
@@ -218,7 +218,7 @@ def split_messages(data: bytes) -> tuple[list[Message], list[bytes], bytes]:
             at = start
             continue
         words = data[at:end].split()
-        # int() would also accept a sign: a negative length would lead back, forever
+        # int() would also accept a sign: a negative length would cause an endless loop
         counts = words[-1:] if is_plain else words[-2:]
         is_whole = len(words) in ((4, 5) if is_plain else (5, 6))
         if not is_whole or not all(_COUNT.fullmatch(count) for count in counts):

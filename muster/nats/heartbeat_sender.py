@@ -1,7 +1,7 @@
-"""Adapter: a plugin's connection to the bus: its heartbeats, inventory, start and stop.
+"""Adapter: NATS: sends a plugin's heartbeats, inventory, start and stop to the bus.
 
-Changes alone are not reliable, so that everything is published again after each (re)connect. The
-bus may never become reachable.
+Changes alone are not reliable, so everything is published again after each (re)connect. The bus may
+never become reachable.
 """
 
 import asyncio
@@ -24,12 +24,12 @@ _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 _STOP_FLUSH_S: Final = 0.5
 _HEARTBEATS_MISSED_MAX: Final = 3
 _TEXTS_MAX: Final = (300, 100, 30, 10)
-"""Texts are cut to each of these lengths in turn, until the heartbeat fits."""
+"""Texts are cut to each of these lengths in turn until the heartbeat fits."""
 _DIGITS: Final = 2
 
 
 class Sender(NamedTuple):
-    """What only the sender of a heartbeat knows."""
+    """The heartbeat fields that only the sender knows."""
 
     instance: str
     boot: str
@@ -70,14 +70,14 @@ class Plugin(Protocol):
         """Return the whole inventory."""
 
     def publish_to(self, publish: Callable[[vocabulary.Event], None]) -> None:
-        """Use this function, which never waits, to publish changes from now on."""
+        """Publish all further changes with this function, which never waits."""
 
     def stop_reason(self) -> vocabulary.StopReason | None:
         """Return why the plugin is stopping; None after a failure."""
 
 
 class Reporter:
-    """Reports a plugin that began at `started_at`, in monotonic seconds."""
+    """Reports on a plugin that started at `started_at`, in monotonic seconds."""
 
     def __init__(
         self,
@@ -100,20 +100,20 @@ class Reporter:
         self._is_draining = False
 
     def stuck(self) -> str | None:
-        """Return how long the event loop has been stuck, in words; None if it is not."""
+        """Return how long the event loop has been stuck, as a text; None if it is not stuck."""
         age_s = time.monotonic() - self.heartbeat_at
         if age_s > _HEARTBEATS_MISSED_MAX * self._interval_s:
             return f"the event loop is stuck: the last heartbeat was {age_s:.1f} s ago"
         return None
 
     async def report(self, until: asyncio.Event) -> None:
-        """Connect, and report until `until` is set or this is cancelled.
+        """Connect, and report until `until` is set or the task is cancelled.
 
         `plugin.stopping` is published only when the plugin stops on purpose, not after a crash.
         """
         plugin = self._plugin
         self._is_draining = False
-        # if this has reported before, the last heartbeat may be long ago
+        # after an earlier report, the last heartbeat may be long ago
         self.heartbeat_at = time.monotonic()
         async with bus.Bus(
             self._url,
@@ -136,7 +136,7 @@ class Reporter:
                     for task in reporting:
                         task.cancel()
             finally:
-                # nothing is reported any more, or a successor reports
+                # reporting has ended, or a successor reports
                 plugin.publish_to(lambda _: None)
                 if (reason := plugin.stop_reason()) is not None:
                     await self._publish_stopping(connected, reason)
@@ -212,8 +212,8 @@ class Reporter:
 def fit_heartbeat(heartbeat: vocabulary.Heartbeat, bytes_max: int) -> vocabulary.Heartbeat:
     """Cut the texts of a heartbeat until it has at most `bytes_max` bytes.
 
-    Consumers reject larger heartbeats. The numbers still show whether all is well, and the events
-    contain the full texts.
+    Consumers reject larger heartbeats. The numbers remain complete, and the events contain the full
+    texts.
     """
     for text_max in _TEXTS_MAX:
         shorter = msgspec.structs.replace(

@@ -1,7 +1,7 @@
 """Adapter: JetStream: creates streams and buckets, stores, pulls and acknowledges messages.
 
-A message is published until its stream has stored it, however long that takes, always with the same
-`Nats-Msg-Id`, so that the server drops repeats.
+Publishing is retried until the stream has stored the message, always with the same `Nats-Msg-Id`,
+so that the server drops duplicates.
 """
 
 import contextlib
@@ -25,11 +25,11 @@ _OTHER_CONFIGURATION: Final = 10058
 """nats-server's JSStreamNameExistErr: the stream exists with another configuration."""
 _DUPLICATES_S: Final = 120.0
 _EPHEMERAL_S: Final = 600.0
-"""How long an ephemeral consumer may exist without a reader; muster's own end after 30 s."""
+"""How long an ephemeral consumer may exist without a reader; muster's own expire after 30 s."""
 
 
 async def create_streams(client: Client, *, replicas: int = 1) -> None:
-    """Create missing streams and buckets, update others; several processes may do so at once.
+    """Create missing streams and buckets and update others; safe for several processes at once.
 
     The number of replicas is never reduced, so that processes with different settings do not undo
     each other's changes.
@@ -75,8 +75,8 @@ async def _create_bucket(client: Client, bucket: streams.Bucket, *, replicas: in
 
     The revisions of a lock must not restart with the bucket: a process that remembers a revision of
     a lost bucket would take every later holder for an earlier one. So revisions start at the time
-    in ms, which grows faster than claims do; this fails only if the clock is set back by more than
-    the lost bucket's age.
+    in ms, which grows faster than the number of claims. This fails only if the clock is set back by
+    more than the lost bucket's age.
     """
     config = api.StreamConfig(
         name=f"KV_{bucket.name}",
@@ -109,7 +109,7 @@ async def sweep_consumers(client: Client) -> int:
     removed = 0
     for stream in streams.FOLLOWED:
         for name in await _abandoned(client, stream.name):
-            # the server may have removed it first
+            # the server may have removed the consumer first
             with contextlib.suppress(nats.js.errors.NotFoundError):
                 removed += await client.jetstream().delete_consumer(stream.name, name)
             runtime.end_if_cancelled()
@@ -161,17 +161,17 @@ class Stored(enum.StrEnum):
 
     NEW = "new"
     REPEATED = "repeated"
-    """The stream already had it."""
+    """The stream already contained the message."""
     REFUSED = "refused"
     """The server refused the message, and would refuse it again."""
     NO_LONGER_LEADER = "no_longer_leader"
 
 
 class ReadRetry:
-    """Waits between attempts to read a stream; logs when they keep failing, and when one succeeds.
+    """Waits between attempts to read a stream; logs lasting failures and the recovery.
 
-    Without this the failure would be invisible: NATS is connected, and unreadable events look like
-    silence.
+    Without the log the failure would be invisible: NATS is connected, and unreadable events look
+    like silence.
     """
 
     def __init__(self, link: connection.Connection, stream: str) -> None:
@@ -210,8 +210,8 @@ async def pull(
 ) -> AsyncGenerator[connection.Message, None]:
     """Yield a consumer's messages as they arrive; with `until_empty`, only those stored now.
 
-    It does not use nats-py's `fetch`, which collects a batch before it returns the first message.
-    `served` is called on every answer from the server, even one without a message. Raises
+    This function does not use nats-py's `fetch`, which collects a batch before it returns the first
+    message. `served` is called on every answer from the server, even one without a message. Raises
     ConsumerLost if the server has forgotten the consumer or messages were lost on the way, and
     nats-py's errors.
     """
@@ -244,7 +244,7 @@ async def pull(
 
 
 async def ack(message: connection.Message) -> None:
-    """Acknowledge a message; if the server is away, the message is redelivered with the same id."""
+    """Acknowledge a message; an unreachable server will redeliver it with the same id."""
     with contextlib.suppress(*connection.LOST):
         await message.ack()
 
@@ -260,9 +260,9 @@ async def store(
 ) -> Stored:
     """Publish a message, without a time limit, until the stream has stored it.
 
-    `is_leader` is called before every attempt; once it returns False, attempts end. With `is_queue`
-    a refusal is temporary (a full work queue has space later), and a message that the stream
-    already has with the same `Nats-Msg-Id` is this one.
+    `is_leader` is called before every attempt; once it returns False, attempts end. With
+    `is_queue`, a refusal is temporary (a full work queue has space later), and a stored message
+    with the same `Nats-Msg-Id` counts as this message.
 
     Failures that last while the server is connected are logged when they begin and when they end.
     """
@@ -294,7 +294,7 @@ async def store(
         is_first = not is_queue and not retry.failures
         if ack.duplicate and is_first and not await _is_on_subject(client, ack, subject):
             connection.PUBLISHED.labels("id_taken").inc()
-            logs.logger().error("message_id_taken", subject=subject, stored=ack.seq)
+            logs.logger().error("message_id_reused", subject=subject, stored=ack.seq)
             headers = {**headers, "Nats-Msg-Id": uuid.uuid4().hex}
             continue
         connection.PUBLISHED.labels("repeat" if ack.duplicate else "stored").inc()
@@ -305,7 +305,7 @@ async def store(
 
 
 def newest_of_each(subject: str) -> api.ConsumerConfig:
-    """Configure an ephemeral consumer: the newest message of each subject, then changes."""
+    """Configure an ephemeral consumer that delivers each subject's newest message, then changes."""
     return api.ConsumerConfig(
         filter_subjects=[subject],
         ack_policy=api.AckPolicy.NONE,
@@ -318,7 +318,7 @@ def newest_of_each(subject: str) -> api.ConsumerConfig:
 async def newest(
     link: connection.Connection, stream: str, subject: str
 ) -> list[connection.Message]:
-    """Return the newest message of each matching subject, oldest first, however long it takes.
+    """Return the newest message of each matching subject, oldest first; retries without limit.
 
     Every message that was stored before this call is included: an ephemeral consumer may be on a
     replica that is behind, so the stream's leader is asked for its last message.

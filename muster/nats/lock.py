@@ -1,12 +1,12 @@
-"""Adapter: a lock in NATS that elects one of several processes and limits how long it may act.
+"""Adapter: NATS: a lock with expiry that elects one of several processes as leader.
 
 The lock is a key that expires unless it is renewed, and only the process that wrote it last can
-renew it. Time is counted from before the request that renewed the lock, so that the holder stops
-acting before the server gives the lock to another process; a process that was suspended notices
-when it next calls `term`.
+renew it. The term is counted from before the request that renewed the lock, so that the holder
+stops acting before another process can acquire the lock. A process that was suspended notices the
+expiry when it next calls `term`.
 
-Emptying or removing the bucket takes the lock from its holder, which notices at its next renewal:
-until then the next holder may act too, in a later term.
+If the bucket is emptied or removed, the holder loses the lock but notices only at its next renewal:
+until then the next holder may also act, in a later term.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from muster.nats import connection, storage, streams
 from muster.service import logs
 
 RETRY_S: Final = 0.25
-"""How often a process without the lock tries to get it; a takeover takes this much longer."""
+"""How often a process without the lock tries to acquire it; this delays a takeover."""
 
 _RELEASE_S: Final = 0.5
 _HOLDER_CHARS_MAX: Final = 500
@@ -34,7 +34,7 @@ _LIFE: Final = uuid.uuid4().hex
 
 
 class Holder(msgspec.Struct, frozen=True, kw_only=True):
-    """A process that claims a lock, described so that a successor can tell whether it has ended.
+    """A process that claims a lock, with data by which others can detect that it has ended.
 
     `name` is unique to this process, so that it recognizes its own claim if the answer was lost.
     `space` is the PID namespace of `pid`; empty if unknown. `life` distinguishes this process from
@@ -67,7 +67,7 @@ class Holder(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def this_process(name: str) -> Holder:
-    """Return this process as a holder."""
+    """Return the holder that describes this process."""
     try:
         # the first PID namespace of every machine has the same number
         space = f"{_BOOT_ID.read_text().strip()} {_PID_NAMESPACE.readlink()}"
@@ -77,7 +77,7 @@ def this_process(name: str) -> Holder:
 
 
 def decode_holder(value: bytes) -> Holder | None:
-    """Return the process that a claim names, or None if it names none."""
+    """Return the process that a claim names; None if the value is not a claim."""
     try:
         return msgspec.json.decode(value, type=Holder)
     except codec.UNREADABLE:
@@ -115,7 +115,7 @@ class Key:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """How long a claim lasts, how often it is renewed, and how long before its end to stop."""
+    """How long a claim lasts, how often it is renewed, and how long before its expiry to stop."""
 
     ttl_s: int
     renew_s: float
@@ -139,7 +139,7 @@ class Lock(leadership.Election):
         """The revision that the key must have for the next claim to succeed."""
         self._answered_at = leadership.now()
         self._error = ""
-        """Why the last request was not answered; empty if it was answered."""
+        """Why the last request got no answer; empty if it was answered."""
         self._is_unanswered = False
         """Whether the last request may have succeeded without an answer."""
 
@@ -167,7 +167,7 @@ class Lock(leadership.Election):
             await self._key.release(revision=self._revision, timeout_s=_RELEASE_S)
 
     async def _try(self) -> float:
-        """Claim or renew the lock once; return when to do so again."""
+        """Claim or renew the lock once; return when to call this again."""
         asked_at = leadership.now()
         timing = self._timing
         left_s = timing.renew_s if self.term() is None else self._until - asked_at
@@ -196,7 +196,7 @@ class Lock(leadership.Election):
     def _on_claimed(self, claimed: streams.Claimed, asked_at: float) -> float:
         self._revision = claimed.revision
         if not claimed.written:
-            # an earlier claim succeeded at an unknown time: renew it now
+            # an earlier claim succeeded at an unknown time, so renew it now
             return 0.0
         self._term = self.term() or claimed.revision
         self._until = asked_at + self._timing.ttl_s - self._timing.margin_s

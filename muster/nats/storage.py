@@ -2,8 +2,8 @@
 
 Values in a key-value bucket are stored, claimed for a time, and watched. A message in a work queue
 stays until its work is done. It has its own subject, and a newer message on that subject replaces
-it. A consumer holds each message until it reports that the work is done; messages held by a dead
-consumer go to the next one.
+it. A message is assigned to one consumer until that consumer reports that the work is done;
+messages of a dead consumer are redelivered to the next consumer.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from muster.nats import connection, jetstream, streams
 from muster.service import runtime
 
 _WRITTEN_SINCE: Final = frozenset({10071, 10164})
-"""nats-server's JSStreamWrongLastSequenceErr, and the same without the sequence."""
+"""nats-server's JSStreamWrongLastSequenceErr, with and without the sequence."""
 _GONE: Final = frozenset({"DEL", "PURGE"})
 
 
@@ -35,7 +35,7 @@ async def put(
 ) -> bool:
     """Write a value, without a time limit; an empty value deletes the key.
 
-    Returns False if `is_leader` returned False before it was written (see `Bus.publish`).
+    Returns False if `is_leader` returned False before the value was written (see `Bus.publish`).
     """
     headers = {} if value else {"KV-Operation": "DEL"}
     subject = _subject(bucket, key)
@@ -44,7 +44,7 @@ async def put(
 
 
 async def read_all(link: connection.Connection, bucket: streams.Bucket) -> dict[str, bytes]:
-    """Return every value of a bucket by its key, however long that takes."""
+    """Return every value of a bucket by key; retries without limit."""
     every = _subject(bucket, ">")
     messages = await jetstream.newest(link, _stream(bucket), every)
     return {m.subject.removeprefix(every[:-1]): m.data for m in messages if m.data}
@@ -90,11 +90,11 @@ async def claim(
     revision: int,
     timeout_s: float,
 ) -> streams.Claimed:
-    """Write a value for `ttl_s` if the key is unchanged since `revision`; return what is stored.
+    """Write a value for `ttl_s` if the key is unchanged since `revision`; return the stored value.
 
-    A stored value that never expires was not claimed, and is overwritten: JetStream sends its
-    answers to any subject that a request names, without checking rights. Raises TimeoutError if no
-    answer arrived in time: the value may be stored or not.
+    A stored value without an expiry is not a claim, and is overwritten: it may be an answer of
+    JetStream, which sends answers to any reply subject without checking rights. Raises TimeoutError
+    if no answer arrived in time: the value may or may not be stored.
     """
 
     async def write(client: Client, over: int) -> tuple[streams.Claimed, bool]:
@@ -146,7 +146,7 @@ async def _claim(
 ) -> tuple[streams.Claimed, bool]:
     """Return the stored value, and whether it is a claim or absent.
 
-    Raises nats-py's errors: the value may then be stored or not.
+    Raises nats-py's errors: the value may or may not be stored then.
     """
     js = client.jetstream()
     stream, subject = _stream(bucket), _subject(bucket, key)
@@ -186,8 +186,8 @@ _ACK_WAIT_S: Final = 60.0
 class Job:
     """One message; `number` is its sequence in the stream.
 
-    `done` removes the message, and returns when the server has confirmed that or is away. `hold`
-    reports that it is still being processed: call it every `HOLD_S`.
+    `done` removes the message, and returns when the server has confirmed this or is unreachable.
+    `hold` reports that the message is still being processed: call it every `HOLD_S`.
     """
 
     number: int
@@ -209,7 +209,7 @@ async def enqueue(
     key: str,
     headers: Mapping[str, str] | None = None,
 ) -> bool:
-    """Store a message, however long that takes; the server drops repeats under the same `key`.
+    """Store a message, without a time limit; the server drops duplicates with the same `key`.
 
     A full queue accepts the message once it has space. Returns whether the message was new.
     """
@@ -221,9 +221,9 @@ async def enqueue(
 async def jobs(
     link: connection.Connection, stream: streams.Stream, *, durable: str, subject: str
 ) -> AsyncIterator[Job]:
-    """Yield every message that matches a subject filter, first those that a dead consumer held.
+    """Yield every message that matches a subject filter, first those of a dead consumer.
 
-    No other process may take from this consumer at the same time.
+    No other process may use this consumer at the same time.
     """
     config = api.ConsumerConfig(
         name=durable,
@@ -260,8 +260,8 @@ async def jobs(
 async def waiting_messages(
     link: connection.Connection, stream: streams.Stream, subject: str
 ) -> list[tuple[str, bytes, Mapping[str, str], int]]:
-    """Return subject, body, headers and sequence of every message, however long it takes."""
-    # a work queue delivers to its workers only, so each message is read by itself
+    """Return subject, body, headers and sequence of every message; retries without limit."""
+    # a work queue delivers only to its workers, so each message is read individually
     retry = jetstream.ReadRetry(link, stream.name)
     while True:
         client = await link.client()
@@ -293,7 +293,7 @@ async def _newest(
 async def waiting_subjects(
     link: connection.Connection, stream: streams.Stream, subject: str
 ) -> list[str]:
-    """Return the subjects with a waiting message, however long that takes."""
+    """Return the subjects with a waiting message; retries without limit."""
     retry = jetstream.ReadRetry(link, stream.name)
     while True:
         client = await link.client()
@@ -308,7 +308,7 @@ async def remove_waiting(
 ) -> bool:
     """Remove the messages on a subject; return whether the server confirmed it.
 
-    With `up_to`, it removes only messages up to that sequence.
+    With `up_to`, only messages up to that sequence are removed.
     """
     client = link.live_client()
     if client is None:
@@ -324,7 +324,7 @@ async def remove_waiting(
 
 
 async def _forget(client: Client, stream: str, durable: str) -> None:
-    """Remove a consumer, so that the messages it held are delivered again at once."""
+    """Remove a consumer, so that its unfinished messages are redelivered at once."""
     with contextlib.suppress(nats.js.errors.NotFoundError):
         await client.jetstream().delete_consumer(stream, durable)
     runtime.end_if_cancelled()

@@ -1,4 +1,4 @@
-"""Adapter: JetStream: how much a stream stores, whether it exists, and who consumes it."""
+"""Adapter: JetStream: reads a stream's state: whether it exists, its size and its consumers."""
 
 from datetime import datetime
 from typing import Final, TypeVar
@@ -19,7 +19,7 @@ Shape = TypeVar("Shape")
 
 
 def is_missing(stream: streams.Stream, error: BaseException) -> bool:
-    """Return whether reading failed because an optional stream is not created yet."""
+    """Return whether reading failed because an optional stream does not exist yet."""
     is_not_there = isinstance(error, nats.js.errors.NotFoundError) and error.err_code == _NO_STREAM
     return is_not_there and stream.is_optional
 
@@ -86,7 +86,7 @@ async def stored(client: Client, stream: str) -> tuple[int, float]:
 
 
 async def describe(client: Client, stream: str, *, timeout_s: float) -> streams.Usage | None:
-    """Return what a stream stores; None if it does not exist. Raises nats-py's errors."""
+    """Return a stream's usage; None if the stream does not exist. Raises nats-py's errors."""
     try:
         info = await _ask(client, f"STREAM.INFO.{stream}", _Info, timeout_s=timeout_s)
     except nats.js.errors.NotFoundError:

@@ -1,12 +1,12 @@
-"""Pure: the JetStream streams and buckets of muster, with all their limits.
+"""Pure: defines muster's JetStream streams and buckets, with all their limits.
 
-Plugins report to EVENTS and INVENTORY. ALERTS has what health concludes, LABELS what the labeler
-decides, NOTIFICATIONS what the notifier delivered: no service can push out what another published.
-DEAD_LETTERS has unreadable events and undelivered notifications, OUTBOX the notifications to
-deliver.
+Plugins report to EVENTS and INVENTORY. ALERTS stores health's conclusions, LABELS the labeler's
+decisions, and NOTIFICATIONS the notifier's deliveries: no service can evict the messages of
+another. DEAD_LETTERS stores unreadable events and undelivered notifications, OUTBOX the
+notifications to deliver.
 
 A full stream removes its oldest messages, whoever published them. So plugins' messages are small,
-and each subject has only a few: a node that publishes as much as it can removes its own earlier
+and few are stored per subject: a node that publishes as much as it can evicts its own earlier
 messages, and fills only a small part of the stream.
 """
 
@@ -19,15 +19,16 @@ _KIB: Final = 1024
 _FULL: Final = 0.9
 _MIB: Final = 1024 * _KIB
 HEADERS_BYTES_MAX: Final = _KIB
-"""How much of a stream's longest message the headers may take."""
+"""The part of a stream's maximum message size that is reserved for headers."""
 PLUGINS_MAX: Final = 8
-"""As `vocabulary.PLUGINS_MAX`; stand-ins use streams, and share no events with us."""
+"""Equal to `vocabulary.PLUGINS_MAX`; stand-ins import this module but not our events."""
 _PAGES_MAX: Final = 64
-"""As `vocabulary.PAGES_MAX`."""
+"""Equal to `vocabulary.PAGES_MAX`."""
 _PAGE_BYTES_MAX: Final = 48 * _KIB
 _REPEAT_S: Final = 120.0
-"""How long nats-server keeps the ids of plugins' messages, in memory: an id may be as long as a
-message. A later repeat is stored again; readers recognise it by its id."""
+"""How long nats-server remembers the ids of plugins' messages. They are in memory, and an id may be
+as long as a message. A later duplicate is stored again; readers recognise it by its id.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,14 +41,19 @@ class Stream:
     bytes_max: int
     per_subject_max: int
     kept_min_s: float = 0.0
-    """How old the oldest message should at least be while the stream is full."""
+    """The minimum age that the oldest message of a full stream should have."""
     message_bytes_max: int = _MIB
     duplicate_window_s: float = 600.0
-    """At least as long as a publisher may repeat a message after an outage."""
+    """How long duplicates are detected: at least as long as a publisher may retry after an outage.
+    """
     rolls_up: bool = False
-    """Whether a message may replace others (Nats-Rollup): any publisher can empty the stream."""
+    """Whether a message may replace others (Nats-Rollup); if so, any publisher can empty the
+    stream.
+    """
     is_optional: bool = False
-    """Whether the health service of the previous version does not create it; it is then empty."""
+    """Whether the stream may be missing, because the previous version's health service does not
+    create it.
+    """
     is_queue: bool = False
     """Whether messages stay until they are acknowledged, and a full stream refuses new messages."""
 
@@ -61,7 +67,7 @@ class Bucket:
     value_bytes_max: int = 1_000_000
     age_max_s: float = 0.0
     is_lock: bool = False
-    """Whether its revisions must keep growing if the bucket is lost and created again."""
+    """Whether revisions must keep increasing if the bucket is lost and created again."""
 
 
 EVENTS: Final = Stream(
@@ -69,7 +75,7 @@ EVENTS: Final = Stream(
     subjects=("muster.event.>",),
     age_max_s=7 * _DAY_S,
     bytes_max=512 * _MIB,
-    # this many changes of one kind may arrive before a reader has read them
+    # this many changes of one kind may wait for a reader
     per_subject_max=200,
     kept_min_s=_HOUR_S,
     message_bytes_max=8 * _KIB,
@@ -77,7 +83,7 @@ EVENTS: Final = Stream(
 )
 INVENTORY: Final = Stream(
     name="MUSTER_INVENTORY",
-    # no other subject is stored: a node cannot have more pages than an inventory
+    # only these subjects are stored, so a node cannot have more pages than one inventory
     subjects=tuple(f"muster.inventory.*.*.{page}" for page in range(_PAGES_MAX)),
     age_max_s=7 * _DAY_S,
     bytes_max=256 * _MIB,
@@ -92,7 +98,7 @@ ALERTS: Final = Stream(
     subjects=(
         "muster.verdict.>",
         "muster.alert.>",
-        # the watchdog takes the same path as alerts, so that its arrival proves that alerts arrive
+        # the watchdog uses the same path as alerts, so its arrival proves that alerts arrive
         "muster.sys.>",
     ),
     age_max_s=90 * _DAY_S,
@@ -136,17 +142,20 @@ OUTBOX: Final = Stream(
     is_queue=True,
 )
 STREAMS: Final = (EVENTS, INVENTORY, ALERTS, LABELS, NOTIFICATIONS, DEAD_LETTERS, OUTBOX)
-"""In the order in which they are created: the previous version's ALERTS has subjects of the others,
-and a subject can be in one stream only."""
+"""All streams in the order of their creation: the previous version's ALERTS contains subjects of
+the other streams, and a subject can belong to one stream only.
+"""
 FOLLOWED: Final = (EVENTS, INVENTORY, ALERTS, LABELS, NOTIFICATIONS)
-"""The streams that any number of readers follow."""
+"""The streams that may have any number of readers."""
 
 STATE: Final = Bucket(name="muster_state", bytes_max=128 * _MIB)
 LEDGER: Final = Bucket(name="muster_ledger", bytes_max=64 * _MIB, age_max_s=90 * _DAY_S)
 LEADER: Final = Bucket(name="muster_leader", bytes_max=_MIB, value_bytes_max=1_000, is_lock=True)
-"""The leading health service, while its claim lasts. No limit markers: these would not expire."""
+"""The leading health service's claim. Without limit markers, because these would not expire."""
 TENURE: Final = Bucket(name="muster_tenure", bytes_max=_MIB, value_bytes_max=1_000, is_lock=True)
-"""The leading notifier; a separate bucket, so that neither service can take the other's lock."""
+"""The leading notifier's claim; a separate bucket, so that neither service can take the other's
+lock.
+"""
 SILENCES: Final = Bucket(name="muster_silences", bytes_max=16 * _MIB, value_bytes_max=16_384)
 BUCKETS: Final = (STATE, LEDGER, LEADER, TENURE, SILENCES)
 
@@ -162,7 +171,7 @@ class Claimed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """What a stream, or the stream of a bucket, stores; `away` are replicas that do not follow."""
+    """The usage of a stream, or of a bucket's stream; `away` are replicas that are behind."""
 
     name: str
     stored_bytes: int
@@ -173,12 +182,12 @@ class Usage:
 
     @property
     def share(self) -> float:
-        """Return how much of it is used; a message that no longer fits is refused before 1.0."""
+        """Return the used share; a message that does not fit is refused even below 1.0."""
         return self.stored_bytes / self.bytes_max if self.bytes_max > 0 else 0.0
 
     @property
     def refuses(self) -> bool:
-        """Whether it refuses new messages when it is full, instead of removing the oldest."""
+        """Whether a full stream refuses new messages instead of removing the oldest."""
         return self.name == OUTBOX.name or self.name.startswith("KV_")
 
 
@@ -199,14 +208,14 @@ def stream_of(subject: str) -> Stream | None:
 
 
 def required(subject: str) -> Stream:
-    """Return the stream that stores a subject or filter, which must exist."""
+    """Return the stream that stores a subject or filter; some stream must store it."""
     stream = stream_of(subject)
     assert stream is not None, f"no stream stores {subject}"
     return stream
 
 
 def early_eviction(stream: Stream, stored_bytes: int, oldest_age_s: float) -> str:
-    """Return how a stream removes messages too early; empty if it does not."""
+    """Return a text if a stream removes messages too early; otherwise it is empty."""
     if stored_bytes < _FULL * stream.bytes_max or oldest_age_s >= stream.kept_min_s:
         return ""
     return (
@@ -216,5 +225,5 @@ def early_eviction(stream: Stream, stored_bytes: int, oldest_age_s: float) -> st
 
 
 def payload_bytes_max(stream: Stream) -> int:
-    """Return how long a message may be, without its headers."""
+    """Return the maximum size of a message without its headers, in bytes."""
     return stream.message_bytes_max - HEADERS_BYTES_MAX

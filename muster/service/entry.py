@@ -31,7 +31,7 @@ CannotStart = runtime.CannotStart
 
 @dataclass(frozen=True, slots=True)
 class Source(Generic[Settings]):
-    """The source of the settings; `read` reads them again and may raise BadSettings."""
+    """The source of the settings; `read` reloads them and may raise BadSettings."""
 
     file: Path | None
     read: Callable[[], Settings]
@@ -92,7 +92,7 @@ def run(
 
 
 def node_name(configured: str) -> str:
-    """Return the node name in the settings, in NODE_NAME, or the host's. Raises CannotStart."""
+    """Return the node name from the settings, NODE_NAME or the host name. Raises CannotStart."""
     source = "settings" if configured else "NODE_NAME"
     name = configured or os.environ.get("NODE_NAME", "")
     if not name:
@@ -146,7 +146,7 @@ def _parser(service: str, prefix: str, formats: Collection[str]) -> argparse.Arg
             "--config-format",
             choices=["muster", *formats],
             default="muster",
-            help="format of FILE; if it is another program's, all else comes from the environment",
+            help="format of FILE; if not muster's, other settings are environment variables",
         )
     parser.add_argument(
         "--check",

@@ -1,8 +1,9 @@
-"""Adapter: import tricks that keep the memory of a node's processes small.
+"""Adapter: import tricks that reduce the memory of the processes on each node.
 
 The plugin runs on every node, so its memory matters: modules that its packages load but never use
-are kept out. Its resident memory after the registration, with the bus imported, is 64.4 MiB without
-these tricks and 47.6 MiB with them (CPython 3.11, x86-64, all extras installed). Each trick saves:
+are not imported. After the registration, with the bus imported, its resident memory is 64.4 MiB
+without these tricks and 47.6 MiB with them (CPython 3.11, x86-64, all extras installed). Each trick
+saves:
 
     nats-py finds no aiohttp, which it needs for WebSockets only                  | 13.2 MiB
     OpenSSL is loaded when TLS is first used: `ssl` lazily, hashlib without it,   |  5.7 MiB
@@ -12,8 +13,8 @@ these tricks and 47.6 MiB with them (CPython 3.11, x86-64, all extras installed)
     the sources and the health of GPUs are imported where there are GPUs          | 15 ms
     the importers are imported only for another plugin's file                     | 12 ms
 
-The tricks take effect when this module is imported before all others. The modules that were kept
-out can be imported normally afterwards; modules that are already loaded stay.
+The tricks take effect only if this module is imported before all others. The modules that were left
+out can be imported normally afterwards; modules that are already loaded stay loaded.
 """
 
 import importlib

@@ -37,7 +37,7 @@ class _Stdout:
 
 
 def configure(service: str, *, level: str = "info", **facts: str) -> None:
-    """Send every log line of this process to stdout, with `service` and `facts` on each."""
+    """Write every log line of this process to stdout, with `service` and `facts` on each line."""
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
@@ -51,7 +51,7 @@ def configure(service: str, *, level: str = "info", **facts: str) -> None:
         cache_logger_on_first_use=True,
     )
     structlog.contextvars.bind_contextvars(service=service, **facts)
-    # nats-py logs too; its errors also arrive as exceptions and callbacks
+    # nats-py also logs its errors, which arrive as exceptions and callbacks anyway
     logging.getLogger("nats").setLevel(logging.CRITICAL)
 
 
@@ -63,7 +63,7 @@ def lines_lost() -> int:
 def logger() -> structlog.typing.FilteringBoundLogger:
     """Return the logger of this process.
 
-    A program that never called `configure` only uses the SDK: it gets warnings, through `logging`.
+    A program that never called `configure` only uses the SDK: `logging` shows its warnings.
     """
     if structlog.is_configured():
         return structlog.get_logger()  # type: ignore[no-any-return]  # as `configure` made it

@@ -1,7 +1,7 @@
-"""Adapter: Prometheus: what the metrics of all processes have in common.
+"""Adapter: Prometheus: the metrics that every process exports, and their text format.
 
 Counters whose labels are known exist from the start, at 0: otherwise `increase` misses their first
-increment. No counter says when it was created, which would be one more series for each.
+increment. Counters have no `_created` series, which would double their number.
 """
 
 import math
@@ -27,20 +27,20 @@ def counter(name: str, text: str, label: str, values: Iterable[str]) -> promethe
 
 
 def timestamp(monotonic: float | None) -> float:
-    """Return a monotonic time in seconds of UTC, as timestamps are exported; 0 means never."""
+    """Convert a monotonic time to Unix seconds, as timestamps are exported; 0 means never."""
     if monotonic is None or monotonic == -math.inf:
         return 0.0
-    # in tenths, so that a time that stays the same does not change with every scrape
+    # rounded to tenths, so that an unchanged time does not vary between scrapes
     return round(time.time() - time.monotonic() + monotonic, 1)
 
 
 def exported(from_registry: registry.CollectorRegistry) -> tuple[str, bytes]:
-    """Return all metrics of a registry: the media type, and the text."""
+    """Return all metrics of a registry, as their media type and text."""
     return prometheus_client.CONTENT_TYPE_LATEST, prometheus_client.generate_latest(from_registry)
 
 
 class _Process(registry.Collector):
-    """The version, and the lost log lines: `logs` must not import the metrics library."""
+    """Exports the version and the lost log lines; `logs` must not import the metrics library."""
 
     def collect(self) -> Iterator[core.Metric]:
         """Collect what every process exports."""

@@ -1,4 +1,4 @@
-"""Adapter: HTTP: /healthz, /readyz and /metrics, on one small server."""
+"""Adapter: HTTP: serves /healthz, /readyz and /metrics."""
 
 import asyncio
 import contextlib
@@ -74,7 +74,7 @@ async def serve(
                 writer.close()
                 await writer.wait_closed()
         except (TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, OSError):
-            pass  # a client that goes away or does not send HTTP loses its connection
+            pass  # the connection of a client that disconnects or does not send HTTP is closed
         finally:
             clients.pop(task, None)
             _abort(writer)
@@ -82,7 +82,7 @@ async def serve(
     try:
         server = await asyncio.start_server(answer, host, port, limit=_REQUEST_BYTES_MAX)
     except OSError as error:
-        # asyncio rewords system errors, differently in each version
+        # asyncio rewords system errors differently in each version
         number = error.errno or 0
         reason = os.strerror(number) if number > 0 else error.strerror or str(error)
         raise runtime.CannotStart(f"http: {host}:{port}: {reason}") from None

@@ -1,4 +1,4 @@
-"""Adapter: the event loop: drives machines, runs tasks that end together, handles SIGTERM."""
+"""Adapter: the event loop: drives state machines, runs groups of tasks, handles SIGTERM."""
 
 import asyncio
 import random
@@ -18,7 +18,7 @@ _CANCELS_MAX: Final = 10
 
 
 class CannotStart(Exception):
-    """This service cannot start here; the text says what was tried, and what to do about it."""
+    """The service cannot start; the text says what was tried and how to correct it."""
 
 
 async def _nothing() -> None:
@@ -27,7 +27,7 @@ async def _nothing() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Delivery(Generic[In]):
-    """One input of a machine; `ack` is called when all resulting actions are done."""
+    """One input of a machine; `ack` is called after all resulting actions."""
 
     event: In
     ack: Callable[[], Awaitable[None]] = _nothing
@@ -46,9 +46,9 @@ def end_if_cancelled() -> None:
 
 
 async def end(task: asyncio.Task[None]) -> None:
-    """Cancel a task, again if it ignores that (see `end_if_cancelled`); finally abandon it.
+    """Cancel a task, repeatedly if it drops the cancellation; finally abandon it.
 
-    A caller that is cancelled meanwhile, such as by its own `end`, still waits for the task.
+    See `end_if_cancelled`. A caller that is itself cancelled meanwhile still waits for the task.
     """
     is_cancelled = False
     for _ in range(_CANCELS_MAX):
@@ -73,10 +73,10 @@ def failure(task: asyncio.Task[None]) -> BaseException | None:
 async def attempt(
     step: Coroutine[object, object, None], *, limit_s: float | None = None
 ) -> BaseException | None:
-    """Run a step that may fail in any way or wait without limit; return why it failed, or None.
+    """Run a step with a time limit; return why it failed, or None.
 
     asyncio.timeout cancels only once, and within the caller's task: code that drops the
-    cancellation would hold up the caller forever.
+    cancellation would block the caller forever.
     """
     task = asyncio.create_task(step)
     try:
@@ -100,7 +100,7 @@ class Retry:
         await asyncio.sleep(longest_s * random.uniform(1.0 - self._delays.jitter, 1.0))  # noqa: S311  # jitter, not a secret
 
     def reset(self) -> None:
-        """Begin again with the shortest delay."""
+        """Reset to the shortest delay."""
         self.failures = 0
 
 
@@ -109,11 +109,11 @@ async def drive(
     inbox: asyncio.Queue[Delivery[In]],
     act: Callable[[Out], Awaitable[None]],
 ) -> None:
-    """Give a machine its inputs, wake it at its deadlines, and execute its actions.
+    """Pass a machine its inputs, call `tick` at its deadlines, and execute its actions.
 
     An overdue deadline is handled before the inbox, so that a busy inbox cannot starve a timer. An
-    input is acknowledged after its actions, so that it is repeated after a crash in between.
-    Cancelling this also ends an action that waits. Other tasks can run after each tick.
+    input is acknowledged after its actions, so that it is redelivered after a crash in between.
+    Cancelling this function also cancels a waiting action. Other tasks can run after each tick.
     """
 
     async def act_on(outs: Sequence[Out]) -> None:
@@ -140,10 +140,10 @@ async def drive(
 
 
 async def run(*tasks: Coroutine[object, object, None], stop: asyncio.Event | None = None) -> None:
-    """Run tasks until one ends, fails, or SIGTERM or SIGINT arrives; then end them all.
+    """Run tasks until one ends or fails, or SIGTERM or SIGINT arrives; then end them all.
 
-    `stop` is set by the signal, so that a task can distinguish a planned end from the failure of
-    another. A failure is raised as by `until_one_ends`.
+    The signal sets `stop`, so that a task can distinguish a planned stop from the failure of
+    another task. A failure is raised as in `until_one_ends`.
     """
     stopping = stop or asyncio.Event()
 
@@ -163,8 +163,8 @@ async def run(*tasks: Coroutine[object, object, None], stop: asyncio.Event | Non
 async def until_one_ends(*tasks: Coroutine[object, object, None]) -> None:
     """Run tasks until one ends or fails; then end them all.
 
-    After every task has ended, a failure is raised: the one that ended the other tasks rather than
-    one that happened while they ended. Tasks clean up on cancellation.
+    When all tasks have ended, the failure that ended them is raised, rather than a later failure
+    during cancellation. Tasks clean up on cancellation.
     """
     running = [asyncio.ensure_future(task) for task in tasks]
     first: set[asyncio.Task[None]] = set()

@@ -1,4 +1,4 @@
-"""Pure: the configuration sections and value types that several services have in common."""
+"""Pure: the configuration sections and value types that several services share."""
 
 import enum
 import re
@@ -23,9 +23,9 @@ class LogLevel(enum.StrEnum):
 
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 Period = Annotated[float, msgspec.Meta(gt=0, le=86_400)]
-"""Seconds, more than 0 and at most a day."""
+"""A duration in seconds: more than 0 and at most a day."""
 Pause = Annotated[float, msgspec.Meta(ge=0.1, le=86_400)]
-"""Seconds between two expensive actions: at least a tenth, at most a day."""
+"""The interval between expensive actions in seconds: from 0.1 to a day."""
 
 
 class Bus(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,7 +34,7 @@ class Bus(msgspec.Struct, frozen=True, kw_only=True):
     url: str = "nats://127.0.0.1:4222"
 
     def __post_init__(self) -> None:
-        """Refuse an address that nats-py would dial without end."""
+        """Reject an address that nats-py would retry forever."""
         if not _URLS.fullmatch(self.url):
             raise ValueError(f"url: {self.url!r} is not an address such as nats://host:4222")
 
@@ -49,7 +49,7 @@ class Streams(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Http(msgspec.Struct, frozen=True, kw_only=True):
-    """Where probes and metrics are served; port 0 means a free port, which is logged."""
+    """The address of probes and metrics; port 0 means a free port, which is logged."""
 
     host: vocabulary.Name = "127.0.0.1"
     port: Port = 0

@@ -1,10 +1,11 @@
 """Adapter: configuration: reads a YAML file and the environment into one frozen object.
 
-Precedence: environment over file over defaults. The variable of a key is the prefix and its path,
-upper case, levels joined by two underscores: `bus.url` of the plugin is `MUSTER_PLUGIN__BUS__URL`.
-A variable's value is read as YAML. Aliases and duplicate keys are refused: a few lines of aliases
-can expand to gigabytes, and a duplicate key hides the first. All problems that can be detected at
-once are reported together, each with the file or variable, the path of the key and the value.
+The environment overrides the file, which overrides the defaults. A key's variable is the prefix and
+the key's path in upper case, joined by two underscores: the plugin's `bus.url` is
+`MUSTER_PLUGIN__BUS__URL`. A variable's value is read as YAML. Aliases and duplicate keys are
+refused: a few lines of aliases can expand to gigabytes, and a duplicate key hides the first. All
+detectable problems are reported together, each with its file or variable, the key's path and the
+value.
 """
 
 import functools
@@ -30,7 +31,7 @@ UNREADABLE: Final = (
     yaml.YAMLError,
     ValueError,
     RecursionError,
-    # other errors of PyYAML's constructors: `!!int ''`, `!!bool x`, `!!timestamp x`
+    # PyYAML's constructors also raise these: `!!int ''`, `!!bool x`, `!!timestamp x`
     ArithmeticError,
     AttributeError,
     LookupError,
@@ -48,7 +49,7 @@ class BadSettings(ValueError):
 
 
 Foreign = Callable[[bytes, str], dict[str, Any]]
-"""Converts the text of another program's file, with the file's name, to muster's tree."""
+"""Converts another program's file, given as its text and name, to muster's settings tree."""
 
 
 def load(
@@ -63,7 +64,7 @@ def load(
     problems: list[str] = []
     tree: dict[Any, Any] = {}
     if foreign:
-        # another program may have no file, only variables
+        # another program may be configured by variables alone
         tree = foreign(_bytes(file) if file else b"{}", str(file or "--config"))
     elif file:
         tree = _read(file, shape)
@@ -76,7 +77,7 @@ def load(
 
 
 def validate(shape: type[Settings], tree: object, *, source: str = "") -> Settings:
-    """Return an already parsed tree as validated settings. Raises BadSettings like `load`."""
+    """Convert a parsed tree to validated settings. Raises BadSettings like `load`."""
     if not isinstance(tree, Mapping):
         problem = validation.Problem(
             "", f"expected a mapping of keys, found {validation.quoted(tree)}"
@@ -89,7 +90,7 @@ def validate(shape: type[Settings], tree: object, *, source: str = "") -> Settin
 
 
 def parse(text: bytes, *, source: str) -> list[Any]:
-    """Return the tree of each YAML document in a text, strictly. Raises BadSettings."""
+    """Parse a text strictly and return the tree of each YAML document. Raises BadSettings."""
     if len(text) > _FILE_BYTES_MAX:
         raise BadSettings([f"{source}: larger than {_FILE_BYTES_MAX} bytes"])
     try:
@@ -147,10 +148,10 @@ class _Loader(yaml.SafeLoader):
     def construct_scalar(self, node: yaml.ScalarNode | yaml.MappingNode) -> str:
         value: str = super().construct_scalar(node)
         try:
-            # JSON writes other characters than those of 16 bits in two halves
+            # JSON writes characters beyond 16 bits as two surrogate halves
             return value.encode("utf-16", "surrogatepass").decode("utf-16")
         except UnicodeDecodeError:
-            problem = "half a character"
+            problem = "half a surrogate pair"
             raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from None
 
     def construct_mapping(
@@ -174,9 +175,10 @@ def _parse(text: str) -> Any:
 
 
 def _bytes(file: Path) -> bytes:
-    """Return the content of a file, at most one byte more than is allowed. Raises BadSettings.
+    """Return the content of a file, at most one byte more than allowed.
 
-    It never waits for a writer, except for a pipe that was passed at startup (`<(...)`).
+    Raises BadSettings. It never waits for a writer, unless the file is a pipe that was passed at
+    startup (`<(...)`).
     """
     is_inherited = str(file).startswith(_INHERITED)
     try:
@@ -206,7 +208,7 @@ def _open_nonblocking(path: str, flags: int) -> int:
 
 
 def _read(file: Path, shape: type[msgspec.Struct]) -> dict[Any, Any]:
-    """Return the tree in a file. Raises BadSettings."""
+    """Return the settings tree of a file. Raises BadSettings."""
     tree = only(parse(_bytes(file), source=str(file)), shape, source=str(file))
     if tree is None:
         return {}
@@ -232,7 +234,7 @@ def _data(documents: list[dict[Any, Any]]) -> Iterator[tuple[str, str, str]]:
 def _overlay(
     tree: dict[Any, Any], prefix: str, environment: Mapping[str, str], problems: list[str]
 ) -> dict[str, str]:
-    """Overwrite the tree with the variables that start with `prefix`; return each by its path."""
+    """Apply the variables that start with `prefix` to the tree; return them by path."""
     variables: dict[str, str] = {}
     for variable, text in sorted(environment.items()):
         if not variable.startswith(prefix):

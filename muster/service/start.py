@@ -1,13 +1,14 @@
-"""Adapter: a quick start of a process of ours: imports without waste.
+"""Adapter: import tricks that shorten the start of every process of muster.
 
-It takes effect when it is imported before all others. Of 0.65 s of processor time that the labeler
-needs for its imports (CPython 3.11, x86-64, all extras installed), it saves 0.25 s:
+They take effect only if this module is imported before all others. Of the 0.65 s of processor time
+that the labeler needs for its imports (CPython 3.11, x86-64, all extras installed), they save 0.25
+s:
 
     no garbage collection during imports, nor of imported objects: none is garbage | 0.18 s
     structlog finds no rich and no console, because logs are not written for them  | 0.07 s
 
-The modules that were kept out can be imported normally afterwards. A program that only uses the
-SDK never imports this module: its logging is its own.
+The modules that were left out can be imported normally afterwards. A program that only uses the SDK
+never imports this module and configures its own logging.
 """
 
 import contextlib
@@ -35,7 +36,7 @@ class Empty(types.ModuleType):
 
 
 def end_imports() -> None:
-    """Collect garbage again if that was on, except for imported objects: they are never garbage."""
+    """Reenable garbage collection, excluding imported objects, which are never garbage."""
     gc.freeze()
     if _WAS_ENABLED:
         gc.enable()
@@ -45,7 +46,7 @@ def end_imports() -> None:
 def replaced(stand_ins: Mapping[str, types.ModuleType | None]) -> Iterator[None]:
     """Import stand-ins for these modules; None stands for a module that is not installed.
 
-    A module that is already loaded stays; one that is to be loaded later has a class of its own.
+    A module that is already loaded is kept; a lazy module, whose class differs, is replaced.
     """
     before = {name: sys.modules[name] for name in stand_ins if name in sys.modules}
     names = [n for n in stand_ins if n not in before or type(before[n]) is not types.ModuleType]

@@ -1,11 +1,9 @@
-"""Pure: validation: turns a tree of plain values into a frozen object, or reports every problem.
+"""Pure: validation: converts a tree of plain values to a frozen object, or reports every problem.
 
-A shape is a msgspec Struct. Conditions across its fields are its `demands`; if some fields are
-invalid, every demand that does not need them is still checked. An invalid section in a list is None
-for demands (`whole` leaves it out).
-
-A problem begins with the path of its key, and says in YAML's terms what was expected and what was
-read.
+A shape is a msgspec Struct. Its `demands` are conditions across its fields; if some fields are
+invalid, every demand that does not need them is still checked. For demands, an invalid section in a
+list is None (`whole` skips it). A problem starts with the path of its key, and states in YAML's
+terms the expected and the actual value.
 """
 
 import difflib
@@ -31,7 +29,7 @@ _WORDS: Final = {
     "float": "a number",
     "int": "a whole number",
     "object": "a mapping of keys",
-    "str": "a text",
+    "str": "a string",
 }
 _PARTS: Final = {"array": "item", "object": "key", "str": "character"}
 _BOUNDS: Final = {">=": "at least", ">": "more than", "<=": "at most", "<": "less than"}
@@ -49,7 +47,7 @@ _KEY: Final = re.compile(r"[A-Za-z_]\w*(?=[:.\[])")
 
 
 Demand = Callable[[], Iterable[str]]
-"""Yields the problems; a text may begin with the key that it concerns."""
+"""Yields the problems; a text may start with the key that it concerns."""
 
 
 @runtime_checkable
@@ -61,7 +59,7 @@ class Demanding(Protocol):
 
 
 class Refused(ValueError):
-    """Values that contradict each other; each of `problems` may begin with the key concerned."""
+    """Values that contradict each other; each of `problems` may start with its key."""
 
     def __init__(self, problems: Sequence[str]) -> None:
         super().__init__("; ".join(problems))
@@ -80,7 +78,7 @@ class Problem(typing.NamedTuple):
 
 
 def read(shape: type[msgspec.Struct], tree: Mapping[Any, Any], problems: list[Problem]) -> Any:
-    """Return the tree as a `shape`, or None after adding all its problems."""
+    """Convert the tree to a `shape`; if it is invalid, append all problems and return None."""
     return _section(shape, tree, "", problems)
 
 
@@ -97,11 +95,11 @@ def whole(items: Iterable[Item | None]) -> Iterator[tuple[int, Item]]:
 
 
 class _InvalidField(AttributeError):
-    """A condition needs a field that is invalid."""
+    """A condition reads a field that is invalid."""
 
 
 class _Partial:
-    """An object with some invalid fields; the others have their values."""
+    """An object of which only the valid fields can be read."""
 
     def __init__(
         self, shape: type[msgspec.Struct], values: Mapping[str, Any], invalid: Collection[str]
@@ -184,7 +182,7 @@ def _defaults(fields: Iterable[msgspec.structs.FieldInfo]) -> dict[str, Any]:
 
 
 def _placed(path: str, text: str, fields: Iterable[msgspec.structs.FieldInfo]) -> Problem:
-    """Move the key at the start of a problem's text, if there is one, to the path."""
+    """Return a problem; a key at the start of its text is moved to its path."""
     begins = _KEY.match(text)
     at, colon, problem = text.partition(": ")
     if colon and begins and begins[0] in {field.encode_name for field in fields}:
@@ -220,7 +218,7 @@ def _value(kind: Any, value: Any, path: str, problems: list[Problem]) -> Any:
 
 
 def _check_length(kind: Any, value: list[Any], path: str, problems: list[Problem]) -> None:
-    """Report a list of sections that is shorter or longer than its annotation allows."""
+    """Report a list of sections that is too short or too long for its annotation."""
     if typing.get_origin(kind) is not typing.Annotated:
         return
     try:
@@ -230,7 +228,7 @@ def _check_length(kind: Any, value: list[Any], path: str, problems: list[Problem
 
 
 def section_in(kind: Any) -> tuple[bool, type[msgspec.Struct] | None]:
-    """Return whether a type holds a list of sections, and the section that it holds, if any."""
+    """Return whether a type is a list of sections, and the type of its section, if any."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin is typing.Annotated:
         return section_in(arguments[0])
@@ -258,7 +256,7 @@ def _translated(kind: Any, value: Any, path: str, error: str) -> Problem:
 
 
 def _shown(value: Any, path: str) -> Any:
-    """Return a value that is safe to show: people write secrets where a reference belongs."""
+    """Return a value that is safe to show; users may write a secret in place of a reference."""
     if isinstance(value, str) and _SECRET.search(path.rpartition(".")[2]):
         return "(not shown)"
     if isinstance(value, str) and "://" in value:
@@ -311,7 +309,7 @@ def _choices(kind: Any) -> Iterator[str]:
 
 
 def _described(kind: Any) -> Iterator[str]:
-    """Yield the descriptions that the types themselves have."""
+    """Yield the descriptions in the annotations of the types."""
     for inner in typing.get_args(kind):
         if isinstance(inner, msgspec.Meta):
             if inner.description:
@@ -322,7 +320,7 @@ def _described(kind: Any) -> Iterator[str]:
 
 _QUOTED_MAX: Final = 60
 _ITEMS_MAX: Final = _QUOTED_MAX // 3
-"""More characters than are shown."""
+"""How many items of a collection are formatted; fewer fit into the quoted text."""
 _DEPTH_MAX: Final = 4
 _BITS_MAX: Final = 4096
 _NEAR: Final = 0.5
@@ -356,7 +354,7 @@ def _quoted(value: object, depth: int = 0) -> str:
         case bytes():
             return "binary data"
         case int() if value.bit_length() > _BITS_MAX:
-            # Python does not write very long numbers, but `0xfff...` can be read beyond that limit
+            # Python refuses to write very long integers, although it can read them as `0xfff...`
             return "a number too large to show"
         case _:
             # numbers, and the dates that YAML creates

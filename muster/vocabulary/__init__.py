@@ -1,12 +1,11 @@
 """All events on the bus and their subjects; `EVENTS` is the complete set.
 
 `facts` has the common parts (names, subjects, node and time), `plugin` the events of plugins,
-`fuse` those of the FUSE broker, which is a plugin too, `watch` what is observed about plugins that
-muster does not run, `conclusions` the events of the central
-services. Plugins publish on `muster.heartbeat`, `muster.event` and `muster.inventory`, and answer
-on `muster.rpc`; the central services on `muster.verdict`, `muster.alert`, `muster.label` and
-`muster.notification`; `muster.sys` is about muster itself. Import this package, not its modules:
-`from muster import vocabulary`.
+`fuse` those of the FUSE broker (also a plugin), `watch` the observations of plugins that muster
+does not run, and `conclusions` the events of the central services. Plugins publish on
+`muster.heartbeat`, `muster.event` and `muster.inventory`, and answer on `muster.rpc`; the central
+services on `muster.verdict`, `muster.alert`, `muster.label` and `muster.notification`; `muster.sys`
+is about muster itself. Import this package, not its modules: `from muster import vocabulary`.
 """
 
 import fnmatch

@@ -10,7 +10,7 @@ import msgspec
 from muster.vocabulary import facts
 
 CONSOLE: Final = "console"
-"""The kind of receiver that is only the notifier's log."""
+"""The kind of the receiver that only writes to the notifier's log."""
 NOBODY_NOTIFIED: Final = "nobody is notified yet: alerts go to the notifier's log alone"
 
 
@@ -28,14 +28,14 @@ class Verdict(enum.StrEnum):
     MISSING = "MISSING"
     MAINTENANCE = "MAINTENANCE"
     FLAPPING = "FLAPPING"
-    """Nothing is wrong at present, but the plugin's process is replaced again and again."""
+    """Nothing is wrong at present, but the plugin's process restarts again and again."""
     SPLIT_BRAIN = "SPLIT_BRAIN"
 
 
 class AlertKind(enum.StrEnum):
-    """The subject of an alert: a verdict that needs a person, devices, the fleet, or muster.
+    """What an alert is about: a verdict that needs a person, devices, the fleet, or muster.
 
-    The notifier raises the last two itself.
+    The notifier itself raises the last two kinds.
     """
 
     DEGRADED = "degraded"
@@ -62,14 +62,14 @@ class AlertKind(enum.StrEnum):
     NOISY_NODE = "noisy_node"
     STORM = "storm"
     EVICTIONS = "evictions"
-    """A full stream removes messages that are still needed."""
+    """A full stream is deleting messages that are still needed."""
     MORE_ALERTS = "more_alerts"
     HEALTH_SILENT = "health_silent"
     DEAD_LETTERS = "dead_letters"
 
 
 class Severity(enum.StrEnum):
-    """How urgently a person is needed."""
+    """How urgently a person must act."""
 
     CRITICAL = "critical"
     WARNING = "warning"
@@ -95,8 +95,7 @@ class AlertState(enum.StrEnum):
 class NotificationReason(enum.StrEnum):
     """Why a notification is sent now (Alertmanager notify/dedup_stage.go).
 
-    ACKNOWLEDGED is muster's own: an alert that people were notified about still fires, but is now
-    silenced.
+    ACKNOWLEDGED is specific to muster: an alert was notified and still fires, but is now silenced.
     """
 
     FIRST = "first"
@@ -116,28 +115,28 @@ class LabelEvent(facts.Event, frozen=True, kw_only=True):
 
 
 class LabelsSuggested(LabelEvent, frozen=True, kw_only=True):
-    """These labels would be right for the node; nothing was written."""
+    """Labels that the labeler would set on the node; nothing was written."""
 
     TYPE = "labels.suggested"
     SUBJECT = "muster.label.{node}.labels.suggested"
 
 
 class LabelsApplied(LabelEvent, frozen=True, kw_only=True):
-    """These labels were written and read back."""
+    """Labels that were written to the node and read back."""
 
     TYPE = "labels.applied"
     SUBJECT = "muster.label.{node}.labels.applied"
 
 
 class LabelsRefused(LabelEvent, frozen=True, kw_only=True):
-    """These labels were requested but not written; `reason` says why."""
+    """Labels that were requested but not written; `reason` says why."""
 
     TYPE = "labels.refused"
     SUBJECT = "muster.label.{node}.labels.refused"
 
 
 class VerdictChanged(facts.Event, frozen=True, kw_only=True):
-    """Health's verdict on a plugin changed. `rule` names the rule that decided.
+    """Health's verdict on a plugin changed; `rule` is the rule that applied.
 
     `flapping` means that the plugin fails again and again, whatever the verdict is. `watched` is
     the resource or driver if muster does not run the plugin but only watches it. `leader` is the
@@ -213,7 +212,7 @@ class AlertChanged(facts.Event, frozen=True, kw_only=True):
 
 
 class WatchdogTicked(facts.Event, frozen=True, kw_only=True):
-    """The leading health service works. Without these events failures go undetected: notify people.
+    """The leading health service is working. If these events stop, failures go undetected.
 
     `leader` is its fencing token, `holder` its name; the next is due in `interval_s`.
     """
@@ -226,9 +225,10 @@ class WatchdogTicked(facts.Event, frozen=True, kw_only=True):
 
 
 class NodeLimited(facts.Event, frozen=True, kw_only=True):
-    """The gate closed a node's connections, because the node sent more than it may.
+    """The gate closed a node's connections because the node exceeded its rate limit.
 
-    It sent this many `messages` and `bytes` within `seconds`; for `refused_s` it is not let in.
+    The node sent `messages` and `bytes` within `seconds`; its connections are refused for
+    `refused_s`.
     """
 
     TYPE = "node.limited"
@@ -241,9 +241,9 @@ class NodeLimited(facts.Event, frozen=True, kw_only=True):
 
 
 class ReceiversConfigured(facts.Event, frozen=True, kw_only=True):
-    """The leading notifier notifies these receivers: name and kind. It says so again and again.
+    """The receivers (name and kind) of the leading notifier, which publishes them periodically.
 
-    `refused` are the names of receivers that it leaves out, because it cannot use their settings.
+    `refused` are the names of receivers that it skips because their settings are unusable.
     """
 
     TYPE = "receivers.configured"
@@ -265,7 +265,7 @@ class NotificationEvent(facts.Event, frozen=True, kw_only=True):
 
 
 class NotificationDelivered(NotificationEvent, frozen=True, kw_only=True):
-    """The receiver accepted the notification; `answer` is what it answered, such as `HTTP 200`."""
+    """The receiver accepted the notification; `answer` is its response, such as `HTTP 200`."""
 
     TYPE = "notification.delivered"
     SUBJECT = "muster.notification.{node}.{receiver}.notification.delivered"
@@ -273,9 +273,10 @@ class NotificationDelivered(NotificationEvent, frozen=True, kw_only=True):
 
 
 class NotificationFailed(NotificationEvent, frozen=True, kw_only=True):
-    """The receiver refused the notification or was away for too long; it is now a dead letter.
+    """The receiver refused the notification or was unreachable for too long.
 
-    `outcome` is the result of the last attempt in one word: `not_found`, `timed_out`.
+    The notification is now a dead letter. `outcome` is the last attempt's result in one word, such
+    as `not_found` or `timed_out`.
     """
 
     TYPE = "notification.failed"

@@ -1,8 +1,8 @@
 """Pure: the common parts of all events on the bus: names, subjects, node and time.
 
-Subjects read `muster.<kind>.<node>.<rest>`: the node is always the third token, so that a
-permission for one node is `muster.<kind>.<node>.>`. Node names are DNS subdomains and contain
-dots; on the bus a dot is written `_`, which no node name may contain, so `node_of` is exact.
+Subjects have the form `muster.<kind>.<node>.<rest>`. The node is always the third token, so that a
+permission for one node is `muster.<kind>.<node>.>`. Node names are DNS subdomains and may contain
+dots; in subjects a dot becomes `_`, which no node name may contain, so `node_of` is exact.
 """
 
 import functools
@@ -14,11 +14,11 @@ import msgspec
 
 SCHEMA_VERSION: Final = 1
 PAGES_MAX: Final = 64
-"""The most messages that one inventory may take."""
+"""The maximum number of messages for one inventory."""
 PLUGINS_MAX: Final = 8
-"""The most plugins on one node."""
+"""The maximum number of plugins on one node."""
 FLEET: Final = "_fleet"
-"""Stands for the node of a fact that is not about one node; node names start with [a-z0-9]."""
+"""The node of a fact that does not concern a single node; node names start with [a-z0-9]."""
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 Seconds = Annotated[float, msgspec.Meta(ge=0)]
@@ -48,7 +48,7 @@ class Struct(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Evidence(Struct, frozen=True, kw_only=True):
-    """One observation behind a verdict: its source, and what was observed, in plain words."""
+    """One observation behind a verdict: its source, and the observation in plain words."""
 
     source: Name
     observed: Text
@@ -60,13 +60,13 @@ class Event(Struct, frozen=True, kw_only=True):
     TYPE: ClassVar[str]
     SUBJECT: ClassVar[str]
     EARLIER_SUBJECT: ClassVar[str] = ""
-    """Where earlier versions published it, if that was elsewhere: it is still read there."""
+    """The subject of earlier versions, if it differs; consumers still read it."""
 
     node: NodeName
     at: datetime
 
     def __post_init__(self) -> None:
-        """Refuse a node or an `at` that cannot be sent over the bus."""
+        """Reject a `node` or `at` that cannot be sent over the bus."""
         node_token(self.node)
         check_time("at", self.at)
 

@@ -1,7 +1,7 @@
 """Pure: FUSE file systems in pods, as the broker that mounts them reports them.
 
-The broker is the plugin `fuse-broker` of its node. Its inventory lists all present mounts, with
-their conditions; these events are hints in between.
+The broker is the plugin `fuse-broker` of its node. Its inventory lists all current mounts with
+their conditions; these events are hints between inventories.
 """
 
 import enum
@@ -13,9 +13,9 @@ class FuseCondition(enum.StrEnum):
     """What is wrong with a mount."""
 
     HUNG = "hung"
-    """Its program does not answer requests, so everybody who uses the mount waits."""
+    """Its program does not answer requests, so every process that uses the mount blocks."""
     DEAD = "dead"
-    """Its program has ended but its pod has not: every use of the mount fails."""
+    """Its program has exited but its pod still runs: every use of the mount fails."""
     LINGERING = "lingering"
     """Its pod is being deleted, and does not end."""
 
@@ -24,9 +24,9 @@ class FuseMount(facts.Struct, frozen=True, kw_only=True):
     """A FUSE file system that the broker mounted in a pod.
 
     `id` identifies it on its node while it exists, `pod` is `<namespace>/<name>`, `connection` the
-    number of its directory in /sys/fs/fuse/connections. `source` and `subtype` are what its program
-    says about itself; `mount_point` is a path in the container, empty if it is not known. `user_id`
-    is the user of the program, in the user namespace of the mount.
+    number of its directory in /sys/fs/fuse/connections. `source` and `subtype` are declared by its
+    program; `mount_point` is a path in the container, empty if it is not known. `user_id` is the
+    user of the program, in the user namespace of the mount.
     """
 
     id: facts.DeviceId
@@ -48,9 +48,9 @@ class FuseMounted(facts.PluginEvent, frozen=True, kw_only=True):
 
 
 class FuseRefused(facts.PluginEvent, frozen=True, kw_only=True):
-    """The broker refused a pod's request; `reason` is one word, `text` what the pod was told.
+    """The broker refused a pod's request; `reason` is one word, `text` is its answer to the pod.
 
-    At most one a second is published for each pod and reason.
+    At most one event per second is published for each pod and reason.
     """
 
     TYPE = "fuse.refused"

@@ -96,7 +96,7 @@ class Gpu(facts.Struct, frozen=True, kw_only=True):
 
 
 class GpuResource(facts.Struct, frozen=True, kw_only=True):
-    """How the GPUs of one resource are shared: `replicas` of each GPU, 1 if not shared.
+    """How the GPUs of one resource are shared: `replicas` per GPU, 1 if not shared.
 
     `was` is the resource's name without sharing. `profile` is empty for whole GPUs.
     """
@@ -108,9 +108,9 @@ class GpuResource(facts.Struct, frozen=True, kw_only=True):
 
 
 class GpuNode(facts.Struct, frozen=True, kw_only=True):
-    """The GPUs of a node, with details that the kubelet does not have.
+    """The GPUs of a node, with details that the kubelet does not know.
 
-    `problem` says why there are no GPUs, or which could not be read; empty if all is well.
+    `problem` says why there are no GPUs, or which GPUs could not be read; otherwise it is empty.
     """
 
     gpus: tuple[Gpu, ...] = ()
@@ -231,8 +231,8 @@ class DeviceRemoved(facts.PluginEvent, frozen=True, kw_only=True):
 class DeviceHealthChanged(facts.PluginEvent, frozen=True, kw_only=True):
     """A device became Healthy or Unhealthy. `code` names the rule, such as `xid-79`.
 
-    For a GPU or MIG device `device_id` is its uuid, and the event stands for all its replicas in
-    the resource. `policy` says which rule of which policy decided, with its source.
+    For a GPU or MIG device `device_id` is its uuid, and the event applies to all its replicas in
+    the resource. `policy` names the policy and the rule that applied, with its source.
     """
 
     TYPE = "device.health_changed"
@@ -245,7 +245,8 @@ class DeviceHealthChanged(facts.PluginEvent, frozen=True, kw_only=True):
     policy: facts.Text = ""
     evidence: tuple[facts.Evidence, ...] = ()
     pods: tuple[facts.Text, ...] = ()
-    """`namespace/name` of the pods that hold the device, if podresources reports them."""
+    """`namespace/name` of the pods that the device is allocated to, if podresources reports them.
+    """
 
 
 class DeviceConditionChanged(facts.PluginEvent, frozen=True, kw_only=True):
@@ -275,7 +276,7 @@ class AllocationObserved(facts.PluginEvent, frozen=True, kw_only=True):
 
 
 class ExpectationChanged(facts.PluginEvent, frozen=True, kw_only=True):
-    """A resource has fewer devices than expected, or has enough again (`short` is empty)."""
+    """A resource has fewer devices than expected, or enough again (then `short` is empty)."""
 
     TYPE = "expectation.changed"
     SUBJECT = "muster.event.{node}.{plugin}.expectation.changed"
@@ -343,18 +344,19 @@ class ResourceBeat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     short: facts.Text = msgspec.field(name="few", default="")
     """The shortage of devices in words; empty if there is none."""
     mismatch: facts.Text = msgspec.field(name="odd", default="")
-    """How the kubelet's list differs from the plugin's, and for how long; empty if it does not."""
+    """How the kubelet's list differs from the plugin's, and for how long; empty if they agree."""
     degraded: facts.Count = msgspec.field(name="deg", default=0)
     unmonitored: facts.Count = msgspec.field(name="unm", default=0)
     """How many devices are Healthy, but degraded; and how many cannot be monitored."""
     kubelet_away: bool = msgspec.field(name="awy", default=False)
-    """Whether it is not registered only because the kubelet is away or has just started."""
+    """Whether the resource is unregistered only because the kubelet is down or has just started."""
     extended: bool = msgspec.field(name="ext", default=True)
-    """Whether pods request it as an extended resource, which is then in the node's allocatable."""
+    """Whether pods request the resource as an extended resource, listed in the node's allocatable.
+    """
 
 
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """A heartbeat: the status that only the plugin itself knows; also the answer to a probe.
+    """A heartbeat: the status that only the plugin knows; also the answer to a probe.
 
     It is sent over core NATS as compact JSON, neither stored nor acknowledged: a missing heartbeat
     is the signal. Heartbeats are ordered by (`instance`, `seq`); `wall` is shown but never

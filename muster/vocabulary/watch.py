@@ -12,16 +12,16 @@ from typing import Final
 from muster.vocabulary import facts
 
 WATCHED_MAX: Final = 64
-"""The most watched plugins of one node."""
+"""The maximum number of watched plugins on one node."""
 WATCHED_PREFIX: Final = "watched-"
-"""The prefix of the plugin names of watched plugins; no plugin of muster's own has it."""
+"""The name prefix of watched plugins; none of muster's own plugins uses it."""
 _NAME_MAX: Final = 40
 _DIGITS: Final = 12
-"""With 8, an attacker would need less than a day to make up a name that shares them."""
+"""With 8 digits, an attacker could find a name with the same digits in less than a day."""
 
 
 class WatchedKind(enum.StrEnum):
-    """What a watched plugin is to the kubelet."""
+    """The kind of a watched plugin: how it serves the kubelet."""
 
     DEVICE_PLUGIN = "device_plugin"
     DRA_DRIVER = "dra_driver"
@@ -29,17 +29,17 @@ class WatchedKind(enum.StrEnum):
 
 
 class WatchedFinding(enum.StrEnum):
-    """What is wrong with a watched plugin, as far as it can be seen from outside."""
+    """A problem with a watched plugin that can be observed from outside."""
 
     NONE = "none"
     SOCKET_REMOVED = "socket_removed"
     """Its socket file is gone, so the kubelet cannot connect to it again."""
     NOT_SERVED = "not_served"
-    """Connections to its socket are refused: its process has ended and is not back."""
+    """Connections to its socket are refused: its process has exited and was not restarted."""
     NO_ANSWER = "no_answer"
     """Its socket accepts connections, but nothing answers in time."""
     WRONG_ANSWER = "wrong_answer"
-    """What answers on its socket does not speak the protocol."""
+    """The process that answers on its socket does not speak the protocol."""
     NOT_REGISTERED = "not_registered"
     """It answers, but the kubelet lists none of its devices, as if not connected to it."""
     FEWER_DEVICES = "fewer_devices"
@@ -47,7 +47,7 @@ class WatchedFinding(enum.StrEnum):
     TWO_SERVERS = "two_servers"
     """Two processes serve the same resource."""
     NOT_OFFERED = "not_offered"
-    """The node has the hardware, but no plugin has ever offered it."""
+    """The node has the hardware, but no plugin has ever advertised it."""
     FILES_MISSING = "files_missing"
     """CDI files that running pods need after their next restart do not exist."""
 
@@ -57,10 +57,10 @@ class Watched(facts.Struct, frozen=True, kw_only=True):
 
     `name` is the resource (`nvidia.com/gpu`) or the driver (`gpu.nvidia.com`); the file name of the
     socket if neither is known. `socket` is a path below the kubelet's directory. `text` describes
-    what is wrong; it is empty if nothing is. `expected` devices are configured or learned, `listed`
-    devices are those that the kubelet offers to pods, and `allocated` devices are held by pods;
-    None means unknown. `process` and `pod` (its uid) are known only where the agent sees the node's
-    processes. `pods` are the first pods (`namespace/name`) that hold its devices.
+    what is wrong; it is empty if nothing is. `expected` is configured or learned, `listed` counts
+    the devices that the kubelet offers to pods, and `allocated` those allocated to pods; None means
+    unknown. `process` and `pod` (its uid) are known only where the agent sees the node's processes.
+    `pods` are the first pods (`namespace/name`) that use its devices.
     """
 
     name: facts.Name
@@ -91,8 +91,8 @@ class PluginObserved(facts.PluginEvent, frozen=True, kw_only=True):
 def watched_plugin(name: str) -> str:
     """Return the plugin name under which verdicts and alerts about a watched plugin are published.
 
-    It is `watched-`, the readable part of `name`, and digits of its hash, which keep apart what the
-    readable part does not: `watched-nvidia-com-gpu-b81425dbf37c`.
+    It consists of `watched-`, the readable part of `name`, and digits of its hash, which
+    distinguish names with the same readable part: `watched-nvidia-com-gpu-b81425dbf37c`.
     """
     readable = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:_NAME_MAX].strip("-")
     digest = hashlib.sha256(name.encode()).hexdigest()[:_DIGITS]

@@ -1,7 +1,7 @@
-"""A real Kubernetes of one node on this machine, as root, without a container engine.
+"""Runs a real single-node Kubernetes cluster on this machine, as root, without a container engine.
 
-`layout` names paths, addresses and versions; `tools` builds the programs from the Go modules in
-tests/cluster/tools; `certificates` and `components` make what they are started with; `node` runs
-them in namespaces of their own, so that nothing is left when the first process of these ends;
-`images` builds what pods run.
+`layout` defines paths, addresses and versions. `tools` builds the programs from the Go modules in
+tests/cluster/tools. `certificates` and `components` write their configuration. `node` runs them in
+separate namespaces, which disappear when their first process ends. `images` builds the images of
+pods.
 """

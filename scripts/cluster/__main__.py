@@ -1,8 +1,8 @@
 """Adapter: the command line of the cluster.
 
-python -m scripts.cluster up                  start it, or say that it runs; see --help
-python -m scripts.cluster kubelet restart     do to its kubelet what happens to kubelets
-python -m scripts.cluster down                leave nothing but the cache
+python -m scripts.cluster up start it, unless it runs already; see --help python -m scripts.cluster
+kubelet restart start, stop, kill or restart its kubelet python -m scripts.cluster down remove
+everything except the cache
 """
 
 import json
@@ -22,14 +22,14 @@ from scripts.cluster import certificates, components, images, layout, node, peer
 
 READY_S: Final = 120.0
 VOLUMES: Final = 6
-"""Volumes of the default StorageClass: three servers of NATS, twice."""
+"""The number of volumes of the default StorageClass: enough for three NATS servers, twice."""
 
 app = cyclopts.App(name="python -m scripts.cluster", help=__doc__.splitlines()[0])
 
 
 @app.command
 def up(*, version: Literal["1.37", "1.34"] = "1.37") -> None:
-    """Start a cluster of one node, building first what is not in the cache."""
+    """Start a cluster of one node; first build programs and images that are not in the cache."""
     began = time.monotonic()
 
     def say(text: str) -> None:
@@ -37,7 +37,7 @@ def up(*, version: Literal["1.37", "1.34"] = "1.37") -> None:
 
     check()
     if _running() == version:
-        say(f"Kubernetes {version} runs already")
+        say(f"Kubernetes {version} is already running")
         _import(images.build(say), say)
         return
     node.destroy()
@@ -59,14 +59,14 @@ def up(*, version: Literal["1.37", "1.34"] = "1.37") -> None:
 
 @app.command
 def check() -> None:
-    """Say what this machine lacks for a cluster, and fail if it lacks anything."""
+    """Print what this machine lacks for a cluster; fail if anything is missing."""
     if problem := node.missing() or tools.missing():
         raise layout.Refused(problem)
 
 
 @app.command
 def down() -> None:
-    """End the cluster and remove everything but the cache."""
+    """Stop the cluster and remove everything except the cache."""
     node.destroy()
 
 
@@ -86,7 +86,7 @@ def kubelet(
 
 @app.command(name="peers")
 def import_peers() -> None:
-    """Build the images of device plugins that others wrote, and give them to the cluster."""
+    """Build the images of third-party device plugins, and import them into the cluster."""
     _first()
     began = time.monotonic()
 
@@ -98,7 +98,7 @@ def import_peers() -> None:
 
 @app.command(name="previous")
 def import_previous() -> None:
-    """Build muster's image of the version before this one, and give it to the cluster."""
+    """Build muster's image of the previous version, and import it into the cluster."""
     _first()
     began = time.monotonic()
 
@@ -110,7 +110,7 @@ def import_previous() -> None:
 
 @app.command
 def env() -> None:
-    """Print the environment in which tests find the cluster."""
+    """Print the environment variables with which tests use the cluster."""
     _first()
     variables = {
         "KUBECONFIG": layout.KUBECONFIG,
@@ -161,14 +161,14 @@ def _start(
         _until("kube-apiserver", lambda: _kubectl("get", "--raw", "/readyz") == "ok")
         say("kube-apiserver is ready")
         _spawn(components.controller_manager())
-        # it ends itself if its cache is wrong, which it was after an API that hung (1.37.2)
+        # it exits if its cache is inconsistent, as after a hanging API server (1.37.2)
         _spawn(components.scheduler(), restarts=True)
-        # it ends itself when its node is deleted (pkg/proxy/node.go, OnNodeDelete)
+        # it exits when its node is deleted (pkg/proxy/node.go, OnNodeDelete)
         _spawn(components.proxy(), restarts=True)
         _spawn(components.dns())
         imported.result()
     _spawn(components.kubelet())
-    # the first apply needs it, and fails for good without it
+    # the first apply needs it, and fails permanently without it
     _until("kube-apiserver", lambda: _kubectl("get", "--raw", "/openapi/v2")[:1] == "{")
     _apply(*_storage())
     _until("kubelet", _node_is_ready)
@@ -190,7 +190,7 @@ def _spawn(command: Sequence[str], *, restarts: bool = False) -> None:
 
 
 def _import(archives: Sequence[Path], say: Callable[[str], None]) -> None:
-    """Import into containerd the images that it does not have yet in this form."""
+    """Import into containerd the images that are missing or outdated there."""
     ctr = [f"{layout.STATE}/bin/ctr", "--address", str(layout.CONTAINERD), "--namespace", "k8s.io"]
     _until("containerd", lambda: _succeeds(*ctr, "version"))
     pid = _first()
@@ -198,7 +198,7 @@ def _import(archives: Sequence[Path], say: Callable[[str], None]) -> None:
         mark = layout.STATE / "imported" / archive.name
         if mark.exists():
             continue
-        # the layers are unpacked in the node, which sees its own mounts
+        # the layers must be unpacked in the node, with its mounts
         command = [*node.entering(pid), *ctr, "images", "import", str(archive)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
@@ -213,7 +213,7 @@ def _succeeds(*command: str) -> bool:
 
 
 def _kubectl(*arguments: str, text: str | None = None) -> str:
-    """Return what kubectl prints; empty if it fails."""
+    """Return the output of kubectl; empty if it fails."""
     command = [f"{layout.STATE}/bin/kubectl", "--kubeconfig", str(layout.KUBECONFIG), *arguments]
     return subprocess.run(command, input=text, capture_output=True, text=True, check=False).stdout
 
@@ -225,7 +225,7 @@ def _apply(*objects: dict[str, Any]) -> None:
 
 
 def _storage() -> list[dict[str, Any]]:
-    """Return the default StorageClass, and volumes for it in folders of the node."""
+    """Return the default StorageClass, and volumes for it in directories of the node."""
     name = "standard"
     objects: list[dict[str, Any]] = [
         {
@@ -285,7 +285,7 @@ def _log_end(component: str) -> str:
 
 
 def main() -> int:
-    """Run a command; what the cluster refuses is one line and exit code 1."""
+    """Run a command; print a refusal in one line, with exit code 1."""
     try:
         app()
     except layout.Refused as refused:

@@ -1,4 +1,4 @@
-"""Adapter: the cluster's certificate authority, certificates, and a kubeconfig for each user."""
+"""Adapter: files: creates the cluster's CA, its certificates, and a kubeconfig for each user."""
 
 import base64
 import datetime as dt
@@ -26,11 +26,11 @@ USERS: Final = {
     "dns": ("coredns", "system:masters"),
     "kwok": ("kwok-controller", "system:masters"),
 }
-"""A file's name: the user in its certificate, and the user's group."""
+"""By file name, the user in the certificate and the user's group."""
 
 
 def make() -> None:
-    """Make all certificates and kubeconfigs that are not there yet."""
+    """Create all missing certificates and kubeconfigs."""
     layout.CERTIFICATES.mkdir(parents=True, exist_ok=True)
     if (layout.CERTIFICATES / "ca.crt").exists():
         return

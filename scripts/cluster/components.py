@@ -1,4 +1,4 @@
-"""Adapter: what each component is started with: its flags, and the files that they name."""
+"""Adapter: files: writes each component's configuration, and returns its command."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -10,13 +10,13 @@ from scripts.cluster import layout
 _CERTIFICATES: Final = layout.CERTIFICATES
 PAUSE: Final = "localhost/pause:1"
 STATUS_PERIOD: Final = "2s"
-"""How often the kubelet writes the node's status; by default Kubernetes takes 10 s."""
+"""How often the kubelet writes the node's status; the default of Kubernetes is 10 s."""
 BACKOFF_MAX: Final = "5s"
-"""The longest pause before a container that fails is started again; by default it is 5 minutes."""
+"""The maximum back-off before a failed container is restarted; the default is 5 minutes."""
 
 
 def etcd() -> list[str]:
-    """Return the command of etcd; its data is thrown away, so that it need not wait for a disk."""
+    """Return the command of etcd; its data is disposable, so it does not sync to the disk."""
     return [
         "etcd",
         f"--data-dir={layout.STATE}/etcd",
@@ -31,7 +31,7 @@ def etcd() -> list[str]:
 
 
 def apiserver() -> list[str]:
-    """Return the command of the API server, which this machine reaches too."""
+    """Return the command of the API server, which is also reachable from this machine."""
     return [
         "kube-apiserver",
         f"--etcd-servers={layout.ETCD}",
@@ -74,7 +74,7 @@ def controller_manager() -> list[str]:
 
 
 def kubelet(*, status_period: str = STATUS_PERIOD) -> list[str]:
-    """Return the command of the kubelet; `status_period` is a duration as Kubernetes writes it."""
+    """Return the command of the kubelet; `status_period` is a duration such as `10s`."""
     settings: dict[str, Any] = {
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
         "kind": "KubeletConfiguration",
@@ -105,7 +105,7 @@ def kubelet(*, status_period: str = STATUS_PERIOD) -> list[str]:
         "imageGCLowThresholdPercent": 99,
         "evictionHard": {"memory.available": "100Mi", "nodefs.available": "1%"},
         "maxPods": 200,
-        # where a cgroup v1 is shared with others, only the owner of the machine may lower these
+        # in a shared cgroup v1, only the owner of the machine may lower these values
         "oomScoreAdj": 0,
     }
     file = _written("kubelet.json", settings)
@@ -119,7 +119,7 @@ def kubelet(*, status_period: str = STATUS_PERIOD) -> list[str]:
 
 
 def proxy() -> list[str]:
-    """Return the command of kube-proxy, which makes services reachable by their addresses."""
+    """Return the command of kube-proxy, which makes Services reachable at their addresses."""
     settings = {
         "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
         "kind": "KubeProxyConfiguration",
@@ -133,7 +133,7 @@ def proxy() -> list[str]:
 
 
 def dns() -> list[str]:
-    """Return the command of CoreDNS, which runs beside the pods and not in one."""
+    """Return the command of CoreDNS, which runs on the node, not in a pod."""
     file = layout.STATE / "Corefile"
     file.write_text(f"""\
 .:53 {{
@@ -150,7 +150,7 @@ def dns() -> list[str]:
 
 
 def containerd() -> list[str]:
-    """Return the command of containerd, with a network for pods and one runtime, runc."""
+    """Return the command of containerd, with a pod network and the runtime runc."""
     network = {
         "cniVersion": "1.0.0",
         "name": layout.CGROUP,

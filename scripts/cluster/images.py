@@ -1,6 +1,7 @@
-"""Adapter: the images that pods run, built here with buildah and kept as archives in the cache.
+"""Adapter: buildah: builds the images of pods, and stores them as archives in the cache.
 
-muster's own comes from the Dockerfile, on a Debian that debootstrap makes; no registry is asked.
+muster's own image is built from the Dockerfile, on a Debian base image made by debootstrap; no
+registry is used.
 """
 
 import hashlib
@@ -21,14 +22,16 @@ MUSTER: Final = "localhost/muster:test"
 BUSYBOX: Final = "localhost/busybox:1"
 PREVIOUS: Final = "localhost/muster:previous"
 PREVIOUS_COMMIT: Final = "5b9cb4115a4476752ee30266c5b71a89f7a84183"
-"""What upgrades are tested from while there is no release: the oldest with the chart of today."""
+"""The commit from which upgrades are tested until there is a release: the oldest with today's
+chart.
+"""
 _BASES: Final = {
     "localhost/python:3.11-slim": "python3,python3-venv,ca-certificates",
     "localhost/musl:1": "gcc,make,musl-tools",
 }
-"""Debians by their packages: what services run in, and what compiles the helper."""
+"""Debian base images by their packages: one to run services, one to compile the helper."""
 FUSE_PROGRAMS: Final = "localhost/fuse-programs:1"
-"""A Debian with sshfs, a server for it, and a user 1000."""
+"""A Debian image with sshfs, an SSH server, and a user 1000."""
 _SOURCES: Final = (
     *("Dockerfile", "requirements", "muster", "services", "pyproject.toml"),
     "scripts/entry_points.py",
@@ -36,19 +39,19 @@ _SOURCES: Final = (
 _SUITE: Final = "bookworm"
 _PROGRAMS: Final = "openssh-server,procps,sshfs"
 _USER: Final = ("useradd", "--uid", "1000", "--password", "*", "user")
-"""sshd lets nobody in whose password is locked."""
+"""sshd refuses users with a locked password."""
 _PAUSE: Final = '["/bin/sh", "-c", "trap \'exit 0\' TERM; sleep infinity & wait"]'
 
 
 def nats_name() -> str:
-    """Return the name under which muster's manifests ask for NATS."""
+    """Return the name of the NATS image in muster's manifests."""
     text = (layout.ROOT / "k8s/base/nats.yaml").read_text()
     (name,) = re.findall(r"image: (\S*nats:\S+)", text)
     return str(name)
 
 
 def build(say: Callable[[str], None]) -> list[Path]:
-    """Build what is not in the cache yet; return the archives of all images."""
+    """Build the images that are not in the cache; return the archives of all images."""
     server, busybox = nats.binary(), Path("/bin/busybox")
     # fmt: off
     makers: Iterable[tuple[str, str, Callable[[Path], None]]] = (
@@ -63,7 +66,7 @@ def build(say: Callable[[str], None]) -> list[Path]:
 
 
 def previous(say: Callable[[str], None]) -> Path:
-    """Return the archive of muster's image of the version before this one."""
+    """Return the archive of the image of muster's previous version."""
 
     def make(file: Path) -> None:
         with tempfile.TemporaryDirectory() as folder:
@@ -74,7 +77,7 @@ def previous(say: Callable[[str], None]) -> Path:
 
 
 def unpack(commit: str, folder: Path) -> None:
-    """Write the files of a commit into a folder. Raises Refused where git has not got it."""
+    """Write the files of a commit into a directory. Raises Refused if git lacks the commit."""
     archive = folder / "archive.tar"
     _checked("git", "archive", f"--output={archive}", commit)
     _checked("tar", "-xf", str(archive), "-C", str(folder))
@@ -82,7 +85,7 @@ def unpack(commit: str, folder: Path) -> None:
 
 
 def kept(name: str, made_of: str, make: Callable[[Path], None], say: Callable[[str], None]) -> Path:
-    """Return the archive of an image in the cache; build it if it was not made of the same."""
+    """Return the archive of an image in the cache; build it if its sources have changed."""
     folder = layout.CACHE / "images"
     folder.mkdir(parents=True, exist_ok=True)
     archive = folder / f"{name}-{made_of}.tar"
@@ -98,7 +101,7 @@ def kept(name: str, made_of: str, make: Callable[[Path], None], say: Callable[[s
 
 
 def one_program(file: Path, program: Path, name: str, *, has_libc: bool) -> None:
-    """Build the image of one program, which stands in `/`, on a Debian or on nothing."""
+    """Build the image of one program in `/`, on a Debian base image or from scratch."""
     python, _ = _BASES
     if has_libc:
         _base(python)
@@ -134,7 +137,7 @@ def _nats(file: Path, server: Path) -> None:
 def _muster(file: Path, name: str = MUSTER, source: Path = layout.ROOT) -> None:
     for base in _BASES:
         _base(base)
-    # the wheels come from here, as the build knows no index
+    # the build has no package index, so the wheels come from this directory
     _checked(
         *(sys.executable, "-m", "pip", "download", "--quiet", "--require-hashes", "--no-deps"),
         *("-r", "requirements/services.lock", "-d", "build/wheels"),
@@ -197,7 +200,7 @@ def _hash_text(*words: str) -> str:
 
 
 def digest(*paths: Path) -> str:
-    """Return what tells these files and folders from other ones."""
+    """Return a digest of these files and directories."""
     summed = hashlib.sha256()
     for path in paths:
         files = sorted(path.rglob("*")) if path.is_dir() else [path]

@@ -1,8 +1,8 @@
-"""Adapter: the node: namespaces of their own, and the processes in them.
+"""Adapter: the kernel: creates the node's namespaces, and runs processes in them.
 
-All that runs belongs to one PID namespace, whose first process does nothing but reap. When that is
-killed, the kernel kills the rest, and network, mounts and host name go with them. What remains is
-the folder STATE and the cgroups, which `destroy` removes.
+All processes belong to one PID namespace, whose first process only reaps children. When it is
+killed, the kernel kills the others, and network, mounts and host name disappear with them. Only the
+directory STATE and the cgroups remain, which `destroy` removes.
 """
 
 import contextlib
@@ -60,11 +60,11 @@ ip link add trial0 type veth peer name trial1
 ip link add trial2 type bridge
 """
 _DISK_BYTES: Final = 12 * 2**30
-"""Room for Go's caches, Kubernetes' programs and the images."""
+"""The required disk space for Go's caches, the Kubernetes programs and the images."""
 
 
 def missing() -> str:
-    """Return why no node can be made on this machine; empty if one can."""
+    """Return why no node can be created on this machine; otherwise empty."""
     if os.geteuid() != 0:
         return "only root can make the namespaces of a node"
     if not any(
@@ -92,7 +92,7 @@ def missing() -> str:
 
 
 def first() -> int | None:
-    """Return the process of the running node that all others depend on; None without a node."""
+    """Return the first process of the running node; None if no node is running."""
     with contextlib.suppress(OSError, ValueError):
         pid = int((layout.STATE / "pid").read_text())
         if _FIRST.encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
@@ -101,11 +101,11 @@ def first() -> int | None:
 
 
 def create() -> None:
-    """Make the namespaces, the network link to this machine, and the cgroups."""
+    """Create the namespaces, the network link to this machine, and the cgroups."""
     for folder in (layout.LOGS, layout.KUBELET, layout.STATE / "volumes"):
         folder.mkdir(parents=True, exist_ok=True)
     (layout.STATE / "hosts").write_text(f"127.0.0.1 localhost\n{layout.NODE_IP} {layout.NODE}\n")
-    # there are no other networks: an image that is missing shall be refused at once
+    # there are no other networks, so that a missing image fails at once
     (layout.STATE / "resolv.conf").write_text("nameserver 127.0.0.1\n")
     for folder in _cgroups():
         folder.mkdir(exist_ok=True)
@@ -122,7 +122,7 @@ def create() -> None:
     )
     with (layout.LOGS / "node.log").open("wb") as log:
         outer = subprocess.Popen(
-            # not python3 by name: a shell script in its place would make files in the node's /dev
+            # not `python3`: a shell script of that name would create files in the node's /dev
             ["unshare", *kinds, sys.executable, "-S", "-c", _FIRST],
             stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
         )  # fmt: skip
@@ -140,7 +140,7 @@ def create() -> None:
 
 
 def entering(pid: int) -> list[str]:
-    """Return the beginning of a command that runs inside the node."""
+    """Return the command prefix that runs a command inside the node."""
     return ["nsenter", f"--target={pid}", "--mount", "--net", "--uts", "--ipc", "--pid", "--"]
 
 
@@ -151,9 +151,9 @@ def spawn(
     *,
     restarts: bool = False,
 ) -> None:
-    """Start a component inside the node; its output goes to a log of its name.
+    """Start a component inside the node; its output goes to the log with its name.
 
-    With `restarts` it is started again whenever it fails, as a kubelet does with its static pods.
+    With `restarts`, it is restarted whenever it fails, like a kubelet's static pod.
     """
     pid = first()
     assert pid is not None
@@ -173,7 +173,7 @@ def spawn(
 
 
 def processes(name: str) -> list[int]:
-    """Return the pids, as this machine counts, of a program that runs inside the node."""
+    """Return the host's process ids of a program that runs inside the node."""
     pid = first()
     if pid is None:
         return []
@@ -186,7 +186,7 @@ def processes(name: str) -> list[int]:
 
 
 def end(name: str, number: signal.Signals = signal.SIGTERM) -> None:
-    """End a component and wait until it is gone; SIGKILL after 20 s."""
+    """End a component and wait for its exit; SIGKILL after 20 s."""
     deadline = time.monotonic() + _END_S
     while pids := processes(name):
         for pid in pids:
@@ -197,7 +197,7 @@ def end(name: str, number: signal.Signals = signal.SIGTERM) -> None:
 
 
 def destroy() -> None:
-    """End everything that runs in the node and remove what it left on this machine."""
+    """End all processes in the node, and remove its files and cgroups from this machine."""
     if (pid := first()) is not None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
@@ -216,7 +216,7 @@ def destroy() -> None:
 
 
 def _cgroups() -> Iterator[Path]:
-    """Yield our folder in each hierarchy of cgroups, of version 1 or 2."""
+    """Yield our directory in each cgroup hierarchy, version 1 or 2."""
     for line in Path("/proc/mounts").read_text().splitlines():
         _, mounted, kind, *_ = line.split()
         if kind in {"cgroup", "cgroup2"}:
@@ -239,7 +239,7 @@ def _remove_cgroup(folder: Path, until: float) -> None:
             except FileNotFoundError:
                 break
             except OSError:
-                # its last processes are still dying
+                # its last processes are still exiting
                 if time.monotonic() > until:
                     raise
                 time.sleep(0.05)
@@ -248,7 +248,7 @@ def _remove_cgroup(folder: Path, until: float) -> None:
 
 
 def _disks() -> Iterator[str]:
-    """Yield this machine's disks, whose use the kubelet watches."""
+    """Yield this machine's disks, whose usage the kubelet monitors."""
     for file in Path("/dev").iterdir():
         with contextlib.suppress(OSError):
             status = file.stat()
@@ -262,7 +262,7 @@ def _only_child(pid: int) -> int:
         for other in _processes():
             with contextlib.suppress(OSError, ValueError):
                 parent = int(Path(f"/proc/{other}/stat").read_text().rpartition(")")[2].split()[1])
-                # before that it is still a copy of unshare, whose mounts are not made
+                # before that, it is still a copy of unshare without the mounts
                 if parent == pid and _link(other, "exe") == str(Path(sys.executable).resolve()):
                     return other
         time.sleep(0.02)

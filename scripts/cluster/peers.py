@@ -1,7 +1,7 @@
-"""Adapter: device plugins that others wrote, as images, for tests in which muster watches them.
+"""Adapter: buildah: builds images of third-party device plugins, which muster watches in tests.
 
-They are built when a test asks for them, not with the cluster. generic-device-plugin has no pin
-here; its program is taken from the PATH if it is there.
+They are built when a test needs them, not with the cluster. generic-device-plugin is not pinned
+here; its program is taken from the PATH if it exists there.
 """
 
 import shutil
@@ -19,20 +19,20 @@ IMAGES: Final[Mapping[str, str]] = MappingProxyType(
         "sample-device-plugin": "registry.k8s.io/e2e-test-images/sample-device-plugin:1.37.2",
     }
 )
-"""The modules of TOOLS, each with the name by which its users ask for its image."""
+"""The modules of TOOLS, each with the name of its image."""
 GENERIC: Final = "generic-device-plugin"
 GENERIC_IMAGE: Final = "docker.io/squat/generic-device-plugin:latest"
 
 
 def build(say: Callable[[str], None]) -> list[Path]:
-    """Build what is not in the cache yet; return the archives of the images."""
+    """Build the images that are not in the cache; return the archives of all images."""
     archives = []
     for module, image in IMAGES.items():
         folder = tools.built(module, say)
         (program,) = folder.iterdir()
         archives.append(_packed(module, program, image, say, has_libc=module in tools.CGO))
     if generic := shutil.which(GENERIC):
-        # nobody knows how it was linked
+        # it is unknown how the program was linked
         archives.append(_packed(GENERIC, Path(generic), GENERIC_IMAGE, say, has_libc=True))
     return archives
 

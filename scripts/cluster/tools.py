@@ -1,7 +1,7 @@
-"""Adapter: the programs of the cluster, built from pinned Go modules into the cache.
+"""Adapter: the Go compiler: builds the cluster's programs from pinned modules into the cache.
 
-What a module gives is kept under a hash of its files, so that a changed pin is built anew and
-nothing else is.
+The programs of a module are stored under a hash of its files, so that only a changed module is
+rebuilt.
 """
 
 import hashlib
@@ -17,11 +17,11 @@ from typing import Final
 from scripts.cluster import layout
 
 MODULES: Final = ("etcd", "containerd", "cni", "coredns", "helm", "nvidia-device-plugin")
-"""Beside Kubernetes itself, in each of its versions; the last is what muster is compared with."""
+"""The modules besides Kubernetes itself; muster is compared with the last one."""
 CGO: Final = frozenset({"nvidia-device-plugin"})
-"""What loads a C library while it runs."""
+"""The modules whose programs load a C library at run time."""
 _GO: Final = (1, 26, 6)
-"""The newest that a module in TOOLS asks for."""
+"""The newest Go version that a module in TOOLS requires."""
 PACKAGES: Final = {
     "cc": "gcc",
     "/usr/include/stdlib.h": "libc6-dev",
@@ -34,11 +34,11 @@ PACKAGES: Final = {
     "/usr/lib/x86_64-linux-gnu/libseccomp.so.2": "libseccomp2",
     "/bin/busybox": "busybox-static",
 }
-"""What comes from Debian: a command or file, and its package."""
+"""The dependencies from Debian: a command or file, and its package."""
 
 
 def missing() -> str:
-    """Return what keeps the programs from being built or installed here; empty if nothing does."""
+    """Return why the programs cannot be built or installed here; otherwise empty."""
     if problem := _go_problem():
         return problem
     if _missing_packages() and shutil.which("apt-get") is None:
@@ -47,7 +47,7 @@ def missing() -> str:
 
 
 def install_packages(say: Callable[[str], None]) -> None:
-    """Install the Debian packages that are missing; raise Refused where that cannot be done."""
+    """Install missing Debian packages. Raises Refused if that is not possible."""
     packages = _missing_packages()
     if not packages:
         return
@@ -56,7 +56,7 @@ def install_packages(say: Callable[[str], None]) -> None:
     install = ["apt-get", "install", "-y", "--no-install-recommends", *packages]
     done = subprocess.run(install, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
-        # a machine that never asked for the lists of packages
+        # the machine may never have downloaded the package lists
         subprocess.run(["apt-get", "update"], capture_output=True, check=False)
         done = subprocess.run(install, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -64,7 +64,7 @@ def install_packages(say: Callable[[str], None]) -> None:
 
 
 def build(version: str, say: Callable[[str], None]) -> list[Path]:
-    """Build what is not in the cache yet; return the folders of all programs."""
+    """Build the programs that are not in the cache; return the directories of all programs."""
     return [
         built(f"kubernetes-{version}", say),
         *(built(module, say) for module in MODULES),
@@ -72,7 +72,7 @@ def build(version: str, say: Callable[[str], None]) -> list[Path]:
 
 
 def built(module: str, say: Callable[[str], None]) -> Path:
-    """Return the folder with the programs of a module, building them if need be."""
+    """Return the directory with the programs of a module; build them if necessary."""
     source = layout.TOOLS / module
     target = kept(module)
     if target.is_dir():
@@ -97,7 +97,7 @@ def built(module: str, say: Callable[[str], None]) -> Path:
         shutil.rmtree(unfinished)
         raise layout.Refused(f"go build of {module}: {done.stderr.strip()[-1500:]}")
     if module == "etcd":
-        # Go names a program after its folder
+        # Go names a program after its directory
         (unfinished / "server").rename(unfinished / "etcd")
     for old in target.parent.glob(f"{module}-*"):
         if old != unfinished:
@@ -108,12 +108,12 @@ def built(module: str, say: Callable[[str], None]) -> Path:
 
 
 def kept(module: str) -> Path:
-    """Return the folder that the programs of a module have in the cache, built or not."""
+    """Return the cache directory for the programs of a module, built or not."""
     return layout.CACHE / "bin" / f"{module}-{_hash(layout.TOOLS / module)}"
 
 
 def version_of(minor: str) -> str:
-    """Return the whole version of Kubernetes that is pinned for a minor version: 1.37.2."""
+    """Return the Kubernetes version that is pinned for a minor version, such as 1.37.2."""
     text = (layout.TOOLS / f"kubernetes-{minor}" / "go.mod").read_text()
     (version,) = re.findall(r"\bk8s\.io/kubernetes v(\S+)(?: // indirect)?$", text, re.MULTILINE)
     return str(version)
@@ -139,7 +139,7 @@ def _missing_packages() -> list[str]:
 
 
 def _stamp(source: Path) -> str:
-    """Return linker flags; unstamped, an API server calls itself v0.0.0 and clients refuse it."""
+    """Return linker flags with the version; clients refuse an API server with version v0.0.0."""
     kind, _, minor_version = source.name.partition("-")
     if kind != "kubernetes":
         return "-s -w"

@@ -59,7 +59,7 @@ async def doctor_is_content(directory: Path) -> None:
         )
         out, _ = await process.communicate()
         findings = {each["check"]: each["level"] for each in json.loads(out)["findings"]}
-        unseen = {check for check, level in findings.items() if level == "NOT LOOKED AT"}
+        unseen = {check for check, level in findings.items() if level == "NOT CHECKED"}
         if process.returncode == 0:
             assert unseen == {"pods", "images"}
             return

@@ -335,7 +335,7 @@ def test_a_removed_node_still_has_its_last_changes() -> None:
     assert why.lines(view)[:5] == [
         "health    x",
         "",
-        "a: health has no plugin on this node now",
+        "a: health knows of no plugin on this node",
         "",
         "last changes (last 1d)",
     ]
@@ -345,7 +345,7 @@ def test_a_removed_node_still_has_its_last_changes() -> None:
 def test_only_the_last_changes_are_shown_and_a_cut_is_noted() -> None:
     view = why.NodeView(node="a", source="x", state=None, events=past_events(10_000), since="1d")
     assert [change.sequence for change in view.changes] == list(range(9970, 10_000))
-    assert why.lines(view)[-1] == "  later changes are left out (too many); use a later --since"
+    assert why.lines(view)[-1] == "  later changes are omitted (too many); use a later --since"
     assert why.report(view)["changes_cut"]
     assert not why.NodeView(
         node="a", source="x", state=None, events=past_events(9), since="1d"

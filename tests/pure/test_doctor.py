@@ -280,7 +280,7 @@ ROWS: Final = [
         {"stores": stores(MUSTER_ALERTS={"away": ("muster-nats-2",)})},
         (
             Level.WARN,
-            "MUSTER_ALERTS: muster-nats-2 does not follow",
+            "MUSTER_ALERTS: muster-nats-2 is behind",
             f"{RUNBOOKS}nats_down.md",
         ),
     ),
@@ -306,7 +306,7 @@ ROWS: Final = [
         {"consumers": [durable(waiting=2000, redelivered=1)]},
         (
             Level.WARN,
-            "notifier of MUSTER_ALERTS: 2000 messages waiting, 1 delivered again",
+            "notifier of MUSTER_ALERTS: 2000 messages waiting, 1 redelivered",
             NOTIFIER_LOGS,
         ),
     ),
@@ -322,14 +322,14 @@ ROWS: Final = [
     (
         Check.DEAD_LETTERS,
         {"stores": stores(MUSTER_DLQ=None)},
-        (Level.NOT_LOOKED_AT, "MUSTER_DLQ is missing", ""),
+        (Level.NOT_CHECKED, "MUSTER_DLQ is missing", ""),
     ),
     (
         Check.LEADERS,
         {"leaders": {"health": None, "notifier": Leader("pod-b")}},
         (
             Level.FAIL,
-            "nobody leads health",
+            "no leader for health",
             (
                 "kubectl --context c -n muster logs deployment/muster-health --tail=50; "
                 f"{RUNBOOKS}health_silent.md"
@@ -341,7 +341,7 @@ ROWS: Final = [
         {"leaders": {"health": Leader("pod-a"), "notifier": Leader("pod-b"), "labeler": None}},
         (
             Level.FAIL,
-            "nobody leads labeler",
+            "no leader for labeler",
             (
                 "kubectl --context c -n muster logs deployment/muster-labeler --tail=50; "
                 f"{RUNBOOKS}labeler_waits.md"
@@ -410,14 +410,14 @@ ROWS: Final = [
         {"health": state()},
         (
             Level.WARN,
-            "health has heard of none",
+            "health knows of no plugin",
             "kubectl --context c -n muster get pods -l app.kubernetes.io/name=muster-plugin",
         ),
     ),
     (
         Check.PLUGINS,
         {"health": Broken("away")},
-        (Level.NOT_LOOKED_AT, "health does not answer", ""),
+        (Level.NOT_CHECKED, "health does not answer", ""),
     ),
     (
         Check.VERSIONS,
@@ -464,12 +464,12 @@ ROWS: Final = [
     (
         Check.RECEIVERS,
         {"receivers": Receivers({"ops": "slack"}, ["pager"])},
-        (Level.WARN, "the notifier leaves out: pager", NOTIFIER_LOGS),
+        (Level.WARN, "the notifier skips: pager", NOTIFIER_LOGS),
     ),
     (
         Check.RECEIVERS,
         {"receivers": None},
-        (Level.FAIL, "no notifier has said whom it notifies", NOTIFIER_LOGS),
+        (Level.FAIL, "no notifier has published its receivers", NOTIFIER_LOGS),
     ),
     (
         Check.CONFIGURATION,
@@ -492,7 +492,7 @@ def test_each_check_has_its_level_its_words_and_its_next_step(
 
 def test_without_a_cluster_no_step_needs_kubectl() -> None:
     level, text, step = judged(Check.RECEIVERS, {"receivers": None}, Commands())
-    assert (level, text) == (Level.FAIL, "no notifier has said whom it notifies")
+    assert (level, text) == (Level.FAIL, "no notifier has published its receivers")
     assert step == f"{RUNBOOKS}notifier_cannot_deliver.md"
 
 
@@ -531,16 +531,16 @@ def test_the_exit_code_says_what_the_findings_say_and_nothing_is_left_out(
         assert any(unseen.values())
     if code == 0:
         assert not any(unseen.values())
-    texts = [each.text for each in findings if each.level is Level.NOT_LOOKED_AT]
+    texts = [each.text for each in findings if each.level is Level.NOT_CHECKED]
     assert {part.why for part in hidden.values()} <= set(texts)
     wrong = [each for each in findings if each.level in {Level.WARN, Level.FAIL}]
     assert [each for each in wrong if not each.next_step] == []
 
 
-def test_what_was_not_looked_at_says_why() -> None:
-    finding = Finding(Check.PODS, Level.NOT_LOOKED_AT, "no cluster is named")
+def test_what_was_not_checked_says_why() -> None:
+    finding = Finding(Check.PODS, Level.NOT_CHECKED, "no cluster is named")
     assert doctor.lines([finding], 2) == [
-        "?     pods  not looked at: no cluster is named",
+        "?     pods  not checked: no cluster is named",
         "",
-        "not everything could be looked at",
+        "not everything could be checked",
     ]

@@ -281,7 +281,7 @@ def device_class(resource: str, of: str) -> shapes.DeviceClass:
 
 TWICE = (
     f"offers {GPU} through a device plugin and the devices of gpu.nvidia.com through DRA: the "
-    "scheduler treats them as different devices, and may give one to two pods"
+    "scheduler treats them as different devices, and may allocate one to two pods"
 )
 
 

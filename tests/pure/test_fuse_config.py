@@ -23,7 +23,7 @@ def test_without_settings_pods_of_every_namespace_may_have_volumes() -> None:
     ("tree", "problem"),
     [
         ({"namespaces": []}, "namespaces: expected a list of at least 1 item, found 0"),
-        ({"namespaces": [""]}, "namespaces[0]: expected a text of at least 1 character, found 0"),
+        ({"namespaces": [""]}, "namespaces[0]: expected a string of at least 1 character, found 0"),
         ({"pods_max": 0}, "pods_max: expected a whole number of at least 1, found 0"),
         ({"state": "muster"}, "state: 'muster' is not an absolute path without a final slash"),
         ({"helper": "/opt/"}, "helper: '/opt/' is not an absolute path without a final slash"),

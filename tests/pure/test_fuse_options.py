@@ -71,7 +71,7 @@ def test_options_become_parameters(text: bytes, parameters: options.Parameters) 
         ),
         (
             b'context="u:r:t"',
-            "option 'context=\"u:r:t\"' is refused: security labels are not for pods to choose",
+            "option 'context=\"u:r:t\"' is refused: pods may not choose security labels",
         ),
         (b"max_read=-1", "option 'max_read=-1' is refused: its value must be a number of bytes"),
         (
@@ -83,13 +83,13 @@ def test_options_become_parameters(text: bytes, parameters: options.Parameters) 
             "option 'max_read=4294967296' is refused: its value must be a number of bytes",
         ),
         (rb"su\id", "option 'suid' is refused: programs on a FUSE file system never gain rights"),
-        (b"fsname", "option 'fsname' is refused: unknown to the broker; leave it out"),
-        (b"ro=1", "option 'ro=1' is refused: unknown to the broker; leave it out"),
-        (b"fd", "option 'fd' is refused: unknown to the broker; leave it out"),
-        (b"source=x", "option 'source=x' is refused: unknown to the broker; leave it out"),
+        (b"fsname", "option 'fsname' is refused: unknown to the broker; remove it"),
+        (b"ro=1", "option 'ro=1' is refused: unknown to the broker; remove it"),
+        (b"fd", "option 'fd' is refused: unknown to the broker; remove it"),
+        (b"source=x", "option 'source=x' is refused: unknown to the broker; remove it"),
         (
             b"a\x1b[31m" + b"y" * 99,
-            f"option 'a\ufffd[31m{'y' * 58}...' is refused: unknown to the broker; leave it out",
+            f"option 'a\ufffd[31m{'y' * 58}...' is refused: unknown to the broker; remove it",
         ),
     ],
 )

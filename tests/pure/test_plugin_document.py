@@ -257,7 +257,7 @@ def group(groups: str, more: str = "") -> str:
         (group(""), "resources[0].groups: expected a list of at least 1 item, found 0"),
         (
             group("{devices: [{path: /dev/a}]}", "checks: {command: [true]},"),
-            "resources[0].checks.command[0]: expected a text, found true",
+            "resources[0].checks.command[0]: expected a string, found true",
         ),
         (
             group("{devices: [{path: /dev/a}]}", "checks: {command: ['true']},"),

@@ -107,7 +107,7 @@ def test_every_problem_is_named_at_once_with_path_value_and_the_nearest_name(
         "FILE: mod: unknown key (value 'fast'); did you mean mode?",
         "FILE: period_s: expected a number, found 'soon'",
         "FILE: bus.ulr: unknown key (value 3); did you mean url?",
-        "FILE: lane.devices[0].path: expected a text, found 1",
+        "FILE: lane.devices[0].path: expected a string, found 1",
         "FILE: lane.devices[1].replicas: expected a whole number of at least 1, found 0",
         "FILE: lane.devices[1].zzz: unknown key (value 1); known keys: path, replicas",
         "FILE: lane.devices[2]: expected a mapping of keys, found 7",
@@ -122,10 +122,10 @@ def test_every_problem_is_named_at_once_with_path_value_and_the_nearest_name(
     [
         ("node: a\nperiod_s: .nan", "period_s: expected a number of more than 0, found nan"),
         ("node: a\nperiod_s: .inf", "period_s: expected a number of at most 86400, found inf"),
-        ("node: 2026-11-21", "node: expected a text, found 2026-11-21"),
-        ("node: !!binary aGE=", "node: expected a text, found binary data"),
-        ("node: !!set {a, b}", "node: expected a text, found ["),
-        ("node: 1234", "node: expected a text, found 1234"),
+        ("node: 2026-11-21", "node: expected a string, found 2026-11-21"),
+        ("node: !!binary aGE=", "node: expected a string, found binary data"),
+        ("node: !!set {a, b}", "node: expected a string, found ["),
+        ("node: 1234", "node: expected a string, found 1234"),
         ("node: a\nbus: 7", "bus: expected a mapping of keys, found 7"),
         ("node: a\nlane: {width_m: 10}", "lane.width_m: 10.0 is wider than the road"),
         (
@@ -257,7 +257,7 @@ def test_a_text_of_several_documents_is_read_as_strictly_as_a_file() -> None:
     for text, problem in [
         (b"a: &a 1\nb: *a", "X: not YAML: aliases are not allowed"),
         (b"a: 1\n---\nb: 1\nb: 2", "X: not YAML: duplicate key 'b'"),
-        (b'"\\ud83d"', "X: not YAML: half a character"),
+        (b'"\\ud83d"', "X: not YAML: half a surrogate pair"),
         (b"x" * 1_100_000, "X: larger than 1048576 bytes"),
     ]:
         with pytest.raises(ours.BadSettings, match=problem):

@@ -184,7 +184,7 @@ def test_nothing_is_opened_for_what_an_option_has_the_address_of(tmp_path: Path)
             assert (code, out, errors) == (
                 2,
                 "",
-                ["muster events: --context: not with the addresses of everything it would open"],
+                ["muster events: --context: cannot be used if all addresses are set"],
             )
 
     play(story)

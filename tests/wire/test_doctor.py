@@ -167,12 +167,12 @@ def test_what_a_right_is_missing_for_is_named_and_the_rest_is_looked_at(tmp_path
             assert code_without == 2
             world.deny("list", "pods")
             code_blind, blind, _ = await in_cluster(world)
-            assert (code_blind, {level for level, _ in blind.values()}) == (2, {"NOT LOOKED AT"})
+            assert (code_blind, {level for level, _ in blind.values()}) == (2, {"NOT CHECKED"})
         assert as_reader["bus"][1].startswith(
             "nats-server 2.15.1; NATS as reader with Secret muster-nats-reader, as alice;"
         )
         level, why = as_reader["streams"]
-        assert level == "NOT LOOKED AT"
+        assert level == "NOT CHECKED"
         assert why.startswith(f"get {path}: HTTP 404 ")
         assert as_reader["consumers"] == as_reader["leaders"] == (level, why)
         assert (as_reader["receivers"], as_reader["configuration"][0]) == (
@@ -180,7 +180,7 @@ def test_what_a_right_is_missing_for_is_named_and_the_rest_is_looked_at(tmp_path
             "OK",
         )
         assert damaged["streams"] == (
-            "NOT LOOKED AT",
+            "NOT CHECKED",
             (
                 "Secret muster-nats-admin: password is damaged: missing or empty; correct it, or "
                 "delete the Secret: then `muster auth cluster` makes it again"
@@ -270,7 +270,7 @@ def test_a_bundle_has_what_a_bug_report_needs_and_no_secret(tmp_path: Path) -> N
             code, findings, errors = await in_cluster(world, "--bundle", str(file))
             assert (code, errors) == (
                 1,
-                f"muster doctor: wrote {file}; read it before you give it to others\n",
+                f"muster doctor: wrote {file}; read it before you share it\n",
             )
             assert findings["pods"] == (
                 "FAIL",
@@ -295,7 +295,7 @@ def test_a_bundle_has_what_a_bug_report_needs_and_no_secret(tmp_path: Path) -> N
             f'configmaps "{name}" not found'
             for name in sorted(mounted())
         ),
-        "settings/settings/broken.yaml: not YAML as muster reads it",
+        "settings/settings/broken.yaml: not valid YAML",
     ]
     settings = orjson.loads(content["muster-doctor/settings/settings/notifier.yaml"])
     assert settings == {
@@ -379,7 +379,7 @@ def test_a_reader_hears_that_only_an_administrator_is_told_about_streams(tmp_pat
         assert unseen == {"streams", "consumers", "dead letters", "leaders"}
         assert findings["receivers"] == ("OK", "ops (slack)")
         assert (findings["pods"][0], findings["plugins"][0]) == ("OK", "OK")
-        assert "as reader, whom the address names" in findings["bus"][1]
+        assert "as reader (URL)" in findings["bus"][1]
 
     asyncio.run(story())
 
@@ -393,7 +393,7 @@ def test_a_nats_that_does_not_answer_fails_and_names_no_other_muster(tmp_path: P
         "NATS at nats://127.0.0.1:1 has not answered for 1 s: Connection refused",
     )
     assert findings["health"] == (
-        "NOT LOOKED AT",
+        "NOT CHECKED",
         "no health service is named: --context CONTEXT or --health URL",
     )
     assert "s3cret-word" not in repr(findings)

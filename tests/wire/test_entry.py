@@ -120,7 +120,7 @@ def test_each_invalid_setting_is_one_line_and_the_exit_code_is_2(tmp_path: Path)
             f"muster-tiny: {file}: period: unknown key (value 2); did you mean period_s?\n"
             f"muster-tiny: {file}: http.port: expected a whole number of at most 65535, "
             "found 70000\n"
-            "muster-tiny: MUSTER_TINY__STORY: story: expected a text, found 7\n"
+            "muster-tiny: MUSTER_TINY__STORY: story: expected a string, found 7\n"
         ),
     )
 

@@ -52,7 +52,7 @@ def test_a_pod_has_as_many_mounts_as_it_may_and_not_those_that_are_gone() -> Non
             fuse_broker.mounted(first)
             pod.run("/bin/mkdir", "/mnt/tmp/a")
             with fuse_broker.daemon(pod, directory="/mnt/tmp/a") as second:
-                text = "this pod has 1 FUSE mounts, as many as it may have"
+                text = "this pod has 1 FUSE mounts, the maximum"
                 assert fuse_broker.refused(second) == (errno.ENOSPC, text)
             assert fuse_broker.unmounted(pod) == ""
         with fuse_broker.daemon(pod, directory="/mnt/tmp/a") as second:

@@ -288,7 +288,7 @@ def test_a_mount_that_another_covers_is_not_taken_for_it() -> None:
                     assert (await outer.mount(mounter, flags=("allow_other",))).errno == 0
                     assert await asking.unmount(mounter) == jobs.Outcome(
                         errno.EBUSY,
-                        "cannot unmount: another mount is in the way; remove that first, or unmount"
+                        "cannot unmount: another mount covers it; unmount that first, or unmount"
                         " lazily",
                         "unmount",
                     )
@@ -370,8 +370,7 @@ def test_with_sync_init_a_caller_that_hangs_up_has_no_mount() -> None:
             # not what a caller expects who has not asked for it: it ends
             assert await daemon.mount(mounter, sync_init=True) == jobs.Outcome(
                 errno.EPROTO,
-                "the caller did not say when to mount: a packet of 0 bytes, shorter than its"
-                " header",
+                "the caller did not send CONTINUE: a packet of 0 bytes, shorter than its header",
                 "reply",
             )
             assert mounts(pod) == []

@@ -67,7 +67,7 @@ def test_a_pod_mounts_through_its_volume_and_the_bus_hears_of_it(tmp_path: Path)
                 with a_pod(node) as pod, fuse_broker.daemon(pod) as daemon:
                     await asyncio.to_thread(fuse_broker.mounted, daemon)
                     assert pod.run("/bin/ls", fuse_broker.HOME)[0] == 0
-                    mounted = await process.said("mounted", pod="team/train-0")
+                    mounted = await process.said("file_system_mounted", pod="team/train-0")
                     assert mounted["mount_point"] == fuse_broker.HOME
                     await check_heartbeat(heartbeats)
                     (mount,) = await mounts_when(listener, 1)
@@ -151,7 +151,7 @@ def test_mounts_outlive_the_broker_and_the_next_one_serves_the_same_pod(
                 other = stack.enter_context(fuse_broker.daemon(pod, directory="/mnt/tmp/other"))
                 await asyncio.to_thread(fuse_broker.mounted, other)
                 # a daemon may know of its mount before the broker has written it down
-                await second.said("mounted", mount_point="/mnt/tmp/other")
+                await second.said("file_system_mounted", mount_point="/mnt/tmp/other")
                 assert pod.run("/bin/ls", fuse_broker.HOME)[0] == 0
                 await node.kubelet.wait_for_socket()
                 await node.kubelet.unpublish()

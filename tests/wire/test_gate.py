@@ -156,13 +156,13 @@ def test_wrong_tokens_are_refused_logged_and_counted(tmp_path: Path) -> None:
         file = world.keys / "gate.json"
         good = file.read_bytes()
         file.write_bytes(b"{")
-        await bus_subjects.until(lambda: bool(world.logged("signing_unusable")))
+        await bus_subjects.until(lambda: bool(world.logged("signing_key_unusable")))
         asked = world.cluster.asked
         await bus_subjects.until(lambda: world.cluster.asked > asked + 1)
         assert not await is_refused(world, nats_with_gate.token())
         file.write_bytes(good)
-        await bus_subjects.until(lambda: bool(world.logged("signing_key_readable_again")))
-        assert len(world.logged("signing_unusable")) == 1
+        await bus_subjects.until(lambda: bool(world.logged("signing_key_restored")))
+        assert len(world.logged("signing_key_unusable")) == 1
 
     received: asyncio.Queue[connection.Message] = asyncio.Queue()
     run(nats_with_gate.World(tmp_path, plugins=["other"]), story)

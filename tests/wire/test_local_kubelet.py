@@ -418,7 +418,7 @@ async def _answer(
     ("arguments", "line"),
     [
         (["--node", "n"], "the following arguments are required: --dir"),
-        (["--node", "n", "--dir", "/dev/null/x"], "cannot make /dev/null/x/device-plugins"),
+        (["--node", "n", "--dir", "/dev/null/x"], "cannot create /dev/null/x/device-plugins"),
         (["--node", "n", "--dir", "/tmp", "--http", "here"], "'here' is not host:port"),
         (["--node", "n", "--dir", "/tmp", "--stop-grace", "0"], "not a positive number"),
         (["--node", "n", "--dir", "/tmp/" + "x" * 100], "may have at most 107 bytes"),

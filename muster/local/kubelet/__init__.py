@@ -1,7 +1,7 @@
 """A stand-in for the kubelet that behaves like kubelet 1.37 (or 1.34), but runs no containers.
 
-`server` is the kubelet; `device_manager` and `rules` decide; `plugins`, `pods` and `node_status`
-deal with device plugins, pods and the Kubernetes API; `sockets` serves the kubelet's own sockets
+`server` is the kubelet; `device_manager` and `rules` decide. `plugins`, `pods` and `node_status`
+communicate with device plugins and the Kubernetes API. `sockets` serves the kubelet's own sockets
 and answers podresources clients.
 """
 

@@ -1,4 +1,4 @@
-"""Adapter: the command line and the HTTP control surface of `python -m muster.local.kubelet`."""
+"""Adapter: the command line and the HTTP control API of `python -m muster.local.kubelet`."""
 
 import argparse
 import pathlib
@@ -56,7 +56,7 @@ def _parser() -> argparse.ArgumentParser:
         type=httpd.address,
         default=httpd.LOCAL,
         metavar="HOST:PORT",
-        help="where the control surface listens (%(default)s)",
+        help="address of the control API (%(default)s)",
     )
     parser.add_argument(
         "--status-period",
@@ -103,7 +103,7 @@ class PodRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 def application(stand_in: server.Kubelet) -> web.Application:
-    """Return the control surface of one kubelet; GET / lists it."""
+    """Return the control API of one kubelet; GET / lists its endpoints."""
     control = _Control(stand_in)
     routes = {
         ("GET", "/state"): control.state,

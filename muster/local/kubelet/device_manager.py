@@ -1,14 +1,14 @@
-"""Pure: the kubelet's device manager, including its surprising behaviour.
+"""Pure: simulates the kubelet's device manager, including its surprising behaviour.
 
-It has three maps: the clients of each resource name (its registrations), the endpoint that is
-called, and the advertised lists. The kubelet keeps them separate, with effects that users notice: a
-list counts, whatever stream it arrived on, even if another plugin is called for its devices.
+It has separate maps, as in the kubelet: the clients of each resource name (its registrations), the
+endpoint that is called, and the advertised lists. So a list is used whatever stream it arrived on,
+even if another plugin is called for its devices.
 
 Up to 1.36 a name has one client, the newest, and the end of any stream disconnects that client
 (k/k#121994). Since 1.37 a name has a client for each socket (`per_socket`, k/k#135437): the end of
 a stream disconnects its own client, and one of the others is called from then on, with the list
-unchanged. A socket that registers while it is connected is refused and forgotten, so that its end
-goes unnoticed.
+unchanged. A socket that registers while it is connected is refused and forgotten, so that the end
+of its stream goes unnoticed.
 
 There is no NUMA alignment: the kubelet's default topology policy is `none`.
 Source: pkg/kubelet/cm/devicemanager/manager.go and plugin/v1beta1/{server,handler,client}.go.
@@ -34,7 +34,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Device(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of a ListAndWatch message."""
+    """One device in a ListAndWatch message."""
 
     id: str
     health: str = HEALTHY
@@ -58,7 +58,7 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Lists(msgspec.Struct, frozen=True, kw_only=True):
-    """The last message for a resource. An id sent with both health values is in both sets."""
+    """The last message for a resource; an id sent with both health values is in both sets."""
 
     healthy: frozenset[str] = frozenset()
     unhealthy: frozenset[str] = frozenset()
@@ -83,7 +83,7 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def needed(self) -> int:
-        """How many ids must still be chosen from those available."""
+        """How many ids must still be chosen from the available ids."""
         return self.request.count - len(self.reused)
 
 
@@ -112,7 +112,7 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):
-    """The content of one node status update; `removed` resources are set to 0, once."""
+    """The content of one node status update; `removed` resources are set to 0 once."""
 
     capacity: dict[str, int]
     allocatable: dict[str, int]
@@ -120,11 +120,11 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AlreadyConnected(Exception):
-    """The registered socket has an open stream."""
+    """The registered socket already has an open stream."""
 
 
 class AllocationError(Exception):
-    """Why a container does not get its devices, in the kubelet's words."""
+    """A container does not get its devices; the text is the kubelet's error."""
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -163,7 +163,7 @@ class DeviceManager:
     # Registrations and streams
 
     def connecting(self, resource: str, socket: str) -> Client:
-        """Make the registration a client of its resource, before it is dialled."""
+        """Make the registration a client of its resource, before its socket is dialled."""
         self._registrations += 1
         client = Client(resource=resource, socket=socket, number=self._registrations)
         others = self._clients.get(resource, ()) if self.per_socket else ()
@@ -171,7 +171,7 @@ class DeviceManager:
         return client
 
     def forget(self, client: Client) -> Client | None:
-        """Forget the client that the kubelet mistakes for this unreachable or ended client."""
+        """Forget the client that the kubelet mistakes for this unreachable or closed client."""
         known = self._clients.pop(client.resource, ())
         kept = tuple(c for c in known if c.socket != client.socket) if self.per_socket else ()
         if kept:
@@ -193,7 +193,7 @@ class DeviceManager:
         self._endpoints[client.resource] = endpoint
 
     def listed(self, resource: str, message: Collection[Device]) -> None:
-        """Replace the lists of a resource, whichever of its streams the message arrived on."""
+        """Replace the lists of a resource, no matter on which stream the message arrived."""
         self._gone.discard(resource)
         self._lists[resource] = Lists(
             healthy=frozenset(d.id for d in message if d.health == HEALTHY),
@@ -202,10 +202,10 @@ class DeviceManager:
         )
 
     def stream_ended(self, client: Client, now: float) -> Client | None:
-        """Disconnect the client that the kubelet mistakes for this one; return it, to be closed.
+        """Disconnect the client that the kubelet mistakes for this client; return it, to be closed.
 
-        Up to 1.36 that is the newest client of the name. Returns None, and changes nothing, if no
-        client is known, whatever the lists say.
+        Up to 1.36, that is the newest client of the name. If no client is known, returns None and
+        changes nothing, regardless of the lists.
         """
         disconnected = self.forget(client)
         if disconnected is None:
@@ -228,7 +228,7 @@ class DeviceManager:
         )
         self._endpoints[resource] = msgspec.structs.replace(endpoint, stopped_at_s=now)
 
-    # What the node shows
+    # The node status
 
     def status(self, now: float) -> Status:
         """Compute one status update; drop resources stopped for longer than the grace period."""
@@ -244,11 +244,11 @@ class DeviceManager:
         return Status(capacity=capacity, allocatable=allocatable, removed=removed)
 
     def capacity(self) -> dict[str, int]:
-        """Devices by resource, including unhealthy devices; 0 for a resource that is gone."""
+        """Devices by resource, including unhealthy devices; 0 for a removed resource."""
         return dict.fromkeys(self._gone, 0) | {n: _capacity(of) for n, of in self._lists.items()}
 
     def allocatable(self) -> dict[str, int]:
-        """Healthy devices by resource, allocated or not; 0 for a resource that is gone."""
+        """Healthy devices by resource, allocated or not; 0 for a removed resource."""
         return dict.fromkeys(self._gone, 0) | {n: len(of.healthy) for n, of in self._lists.items()}
 
     def lists(self) -> Mapping[str, Lists]:
@@ -264,7 +264,7 @@ class DeviceManager:
         return next(reversed(self._clients.get(resource, ())), None)
 
     def knows(self, resource: str) -> bool:
-        """Return whether the device manager remembers this as a plugin's resource."""
+        """Return whether the device manager knows this name as a plugin's resource."""
         held = any(grant.resource == resource for grant in self._grants.values())
         return held or resource in self._lists
 
@@ -275,7 +275,7 @@ class DeviceManager:
     # Allocation: offer, take, then grant or abandon; one request at a time
 
     def offer(self, request: Request, *, reusable: Collection[str] = frozenset()) -> Offer | None:
-        """Return the ids that can serve the request; None if there is nothing to do.
+        """Return the ids that can serve the request; None if nothing must be allocated.
 
         Health and registration are checked before the count and before the cache, because pods
         may be admitted again before the plugin is back (manager.go, devicesToAllocate).
@@ -331,7 +331,7 @@ class DeviceManager:
         return chosen
 
     def callee(self, resource: str) -> Client:
-        """Return where to send Allocate. Raises AllocationError if there is no live plugin."""
+        """Return the client to call. Raises AllocationError if no plugin is connected."""
         endpoint = self._endpoints.get(resource)
         if endpoint is None:
             raise AllocationError(f"unknown Device Plugin {resource}")
@@ -340,7 +340,7 @@ class DeviceManager:
         return endpoint.client
 
     def grant(self, request: Request, ids: Collection[str], answer: bytes) -> Grant:
-        """Give the ids to the container until its pod is released."""
+        """Assign the ids to the container until its pod is released."""
         lists = self._lists.get(request.resource, Lists())
         by_node: dict[int, tuple[str, ...]] = {}
         for id_ in sorted(ids):
@@ -362,7 +362,7 @@ class DeviceManager:
         self._reserved.pop(resource, None)
 
     def release(self, pod: str) -> None:
-        """Take back all devices of a pod that has ended."""
+        """Free all devices of a pod that has ended."""
         self._grants = {key: grant for key, grant in self._grants.items() if grant.pod != pod}
 
     def _held(self, request: Request) -> frozenset[str]:
@@ -396,5 +396,5 @@ def _capacity(lists: Lists) -> int:
 
 
 def _stopped(resource: str) -> str:
-    # The kubelet prints a pointer's contents between the words; the resource says more.
+    # The kubelet prints a pointer's contents here; the resource name is more useful.
     return f"endpoint {resource} has been stopped"

@@ -1,4 +1,4 @@
-"""Adapter: the Kubernetes API as a kubelet uses it: the HTTP client, the Node and its Lease."""
+"""Adapter: the Kubernetes API: reports the Node and its Lease as a kubelet does."""
 
 import asyncio
 import contextlib
@@ -15,7 +15,7 @@ from muster.local import httpd
 from muster.local.kubelet import device_manager, rules
 
 MERGE_PATCH = "application/merge-patch+json"
-# Lists such as a node's conditions are merged by their key, because others write them too.
+# Lists such as a node's conditions are merged by key, because others also write them.
 STRATEGIC_PATCH = "application/strategic-merge-patch+json"
 _REQUEST_TIMEOUT_S = 10.0
 _WATCH_TIMEOUT_S = 60
@@ -24,18 +24,18 @@ LEASE_DURATION_S = 40
 Json = dict[str, object]
 _LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
 LEASE_PERIOD_S = 10.0
-# The first node status is this late after a start; a plugin registered by then never shows 0.
+# The delay of the first node status; a plugin that registers before it never shows 0.
 _FIRST_STATUS_S = 0.1
 NOT_FOUND = 404
 _CONFLICT = 409
 
 
 class ApiUnavailable(Exception):
-    """The API gave no answer, or an unexpected one; try again later."""
+    """The API did not answer, or answered unexpectedly; try again later."""
 
 
 class Gone(Exception):
-    """The version to watch from is too old: list again."""
+    """The resource version of the watch is too old, so objects must be listed again."""
 
 
 class Log(Protocol):
@@ -154,7 +154,7 @@ def node_status(
 
 
 def extended_resources(node: object) -> frozenset[str]:
-    """Return the device resources in a Node object that an earlier kubelet wrote."""
+    """Return the device resources in a Node object written by an earlier kubelet."""
     capacity = msgspec.convert(node, _Node).status.capacity
     return frozenset(name for name in capacity if rules.is_extended_resource(name))
 
@@ -225,7 +225,7 @@ class Node:
         expect_success(code, answer, f"renew {path}")
 
     async def renew_forever(self, period_s: float) -> None:
-        """Renew the Lease on its period; the status loop logs when the API is unavailable."""
+        """Renew the Lease periodically; the status loop logs when the API is unavailable."""
         while True:
             with contextlib.suppress(ApiUnavailable):
                 await self.renew()
@@ -237,7 +237,7 @@ class Node:
             body = node_object(self._name, self._usage)
             code, node = await self._api.send("POST", "/api/v1/nodes", body)
             if code == _CONFLICT:
-                raise ApiUnavailable(f"{self._path} was created by somebody else just now")
+                raise ApiUnavailable(f"{self._path} was just created by another client")
         expect_success(code, node, f"register {self._path}")
         # A kubelet that registers takes over the Node with its device resources at 0
         # (kubelet_node_status.go, zero extended resources).
@@ -245,10 +245,10 @@ class Node:
 
 
 class Report:
-    """The status loop: it reports periodically, as in the kubelet, not after every change.
+    """The status loop: reports periodically, as in the kubelet, not after every change.
 
     Computing a status also forgets the devices of a plugin that stopped long ago, so the loop runs
-    without a node too.
+    even without a node.
     """
 
     def __init__(

@@ -32,12 +32,12 @@ _INFO_TIMEOUT_S = 1.0
 _NOTIFY_TIMEOUT_S = 5.0
 _BACKOFF_S = 0.5
 _BACKOFF_MAX_S = 122.0
-# Differs for a socket that was created later with the same name.
+# The identity differs for a socket that was created later with the same name.
 _Stamp = tuple[int, int]
 
 
 class NotConnected(Exception):
-    """Why the kubelet cannot connect to a registered plugin, in the kubelet's words."""
+    """The kubelet cannot connect to a registered plugin; the text is the kubelet's error."""
 
 
 class _RpcFailed(Exception):
@@ -65,15 +65,16 @@ class Plugins:
         self._streams: dict[int, asyncio.Task[None]] = {}
 
     async def connect(self, resource: str, path: str) -> None:
-        """Dial the plugin, ask for its options, and follow its list. Raises NotConnected.
+        """Dial the plugin, read its options, and follow its list.
 
-        After a failure the client of the name is forgotten, as in the kubelet; its streams go on.
+        Raises NotConnected. After a failure, the client of the name is forgotten, as in the
+        kubelet, but its streams continue.
         """
         client = self._manager.connecting(resource, path)
         channel = grpc.aio.insecure_channel(
             f"unix:{path}",
             options=[
-                # Otherwise a dial to a path whose socket is gone would share an open connection.
+                # Otherwise a dial to the path of a removed socket would share an open connection.
                 ("grpc.use_local_subchannel_pool", 1),
                 ("grpc.default_authority", "localhost"),
             ],
@@ -104,7 +105,7 @@ class Plugins:
         return True
 
     async def close(self) -> None:
-        """Drop every connection without notice, like a kubelet that is killed."""
+        """Drop every connection without notice, like a killed kubelet."""
         streams = [*self._streams.values()]
         for stream in streams:
             stream.cancel()
@@ -116,11 +117,11 @@ class Plugins:
     async def allocate(
         self, request: device_manager.Request, *, reusable: Collection[str] = frozenset()
     ) -> device_manager.Grant | None:
-        """Allocate devices for a container. Raises AllocationError.
+        """Allocate devices for a container.
 
-        Returns None if the container has its devices already, or if the resource was never
-        registered. Only the scheduler checks unregistered resources; a pod that bypasses it runs
-        without devices.
+        Raises AllocationError. Returns None if the container already has its devices, or if the
+        resource was never registered. Only the scheduler checks unregistered resources; a pod that
+        bypasses it runs without devices.
 
         There is no time limit, as in the kubelet: a plugin that hangs blocks every pod of the node.
         """
@@ -259,13 +260,13 @@ class Registration:
 
 
 class _Refused(Exception):
-    """The error that the plugin gets in NotifyRegistrationStatus."""
+    """The error that the plugin receives in NotifyRegistrationStatus."""
 
 
 class Watcher:
     """Registers the sockets in the directory, and deregisters those that leave it.
 
-    `connect(resource, socket)` and `drop(resource)` are the kubelet's.
+    `connect(resource, socket)` and `drop(resource)` are functions of the kubelet.
     """
 
     def __init__(
@@ -323,7 +324,7 @@ class Watcher:
             delay_s = min(2 * delay_s, _BACKOFF_MAX_S)
 
     async def _introduce(self, path: str, channel: grpc.aio.Channel) -> bool:
-        """Get the plugin's info, register it, send it the result; return whether that succeeded."""
+        """Read the plugin's info, register it, send it the result; return whether it succeeded."""
         async with asyncio.timeout(DIAL_TIMEOUT_S):
             await channel.channel_ready()
         stub = rpc.PluginWatcherClient(channel)
@@ -366,7 +367,7 @@ async def _called(call: Awaitable[Answer]) -> Answer:
     except grpc.aio.AioRpcError as error:
         raise _RpcFailed(rules.rpc_error(error.code().name, error.details() or "")) from None
     except asyncio.CancelledError:
-        # grpc.aio cancels tasks that wait on a channel which another task closes.
+        # grpc.aio cancels tasks that wait on a channel when another task closes it.
         task = asyncio.current_task()
         if task is None or task.cancelling():
             raise

@@ -1,4 +1,4 @@
-"""Adapter: the pods of a node: reads them from the Kubernetes API, admits and releases them."""
+"""Adapter: the Kubernetes API: reads the pods of a node, admits and releases them."""
 
 import asyncio
 import enum
@@ -21,8 +21,8 @@ _PODS = "/api/v1/pods"
 class Role(enum.StrEnum):
     """What happens to a container's devices after their allocation."""
 
-    INIT = "init"  # ends, and leaves its devices to the next container
-    SIDECAR = "sidecar"  # a restartable init container, keeps them
+    INIT = "init"  # an init container, which ends and leaves its devices to the next container
+    SIDECAR = "sidecar"  # a restartable init container, which keeps its devices
     APP = "app"
 
 
@@ -47,7 +47,7 @@ class Pod(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def has_ended(self) -> bool:
-        """Return whether its devices are free."""
+        """Return whether the pod has ended, so that its devices are free."""
         return self.phase in {"Succeeded", "Failed"}
 
 
@@ -101,7 +101,7 @@ def read_pod(raw: object) -> Pod:
 
 
 def local_pod(namespace: str, name: str, limits: Mapping[str, int]) -> Pod:
-    """Return a one-container pod that is in no API; its uid contains its name, for a restart."""
+    """Return a one-container pod without API object; its uid contains its name, for restarts."""
     return Pod(
         uid=f"{namespace}{_LOCAL_SEPARATOR}{name}",
         namespace=namespace,
@@ -112,7 +112,7 @@ def local_pod(namespace: str, name: str, limits: Mapping[str, int]) -> Pod:
 
 
 def is_local(uid: str) -> bool:
-    """Return whether `local_pod` created the pod; the API's uids contain no slash."""
+    """Return whether `local_pod` created the pod; uids from the API contain no slash."""
     return _LOCAL_SEPARATOR in uid
 
 
@@ -232,7 +232,7 @@ class _List(msgspec.Struct):
     items: list[dict[str, object]] = []
 
 
-_Json = dict[str, object]  # not in a class that has a field `object`, which would hide the type
+_Json = dict[str, object]  # defined outside the class whose field `object` would hide the type
 
 
 class _Event(msgspec.Struct):
@@ -243,9 +243,8 @@ class _Event(msgspec.Struct):
 class PodLoop:
     """Follows the pods bound to a node.
 
-    `admit` allocates a pod's devices (or raises AllocationError), `adopt` keeps a pod that is
-    already running, `release` frees the devices of a pod that has ended; `current_pods` returns all
-    pods by uid.
+    `admit` allocates a pod's devices (or raises AllocationError), `adopt` takes over a running pod,
+    and `release` frees the devices of a pod that has ended. `current_pods` returns all pods by uid.
     """
 
     def __init__(
@@ -314,7 +313,7 @@ class PodLoop:
         try:
             pod = read_pod(raw)
         except (msgspec.ValidationError, ValueError) as error:
-            self._log("pod not understood", node=self._node, error=str(error))
+            self._log("pod unreadable", node=self._node, error=str(error))
             return None
         if is_deleted or pod.has_ended:
             self._release(pod.uid)

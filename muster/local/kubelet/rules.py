@@ -1,4 +1,4 @@
-"""Pure: the kubelet's stateless rules: names, quantities, and the texts of its errors.
+"""Pure: implements the kubelet's stateless rules: names, quantities and error texts.
 
 Sources: kubernetes v1.36.2 and v1.37.2; each function names its file.
 """
@@ -6,7 +6,8 @@ Sources: kubernetes v1.36.2 and v1.37.2; each function names its file.
 import re
 
 VERSIONS = ("1.34", "1.37")
-"""The kubelet versions that the stand-in can be; versions in between behave like the older."""
+"""The kubelet versions that the stand-in can simulate; versions in between behave like the older.
+"""
 VERSION = "v1beta1"
 PLUGIN_TYPE = "DevicePlugin"
 
@@ -59,8 +60,8 @@ def watcher_refusal(resource_name: str, versions: list[str]) -> str | None:
 def is_extended_resource(name: str) -> bool:
     """Return whether a plugin may register this name.
 
-    The name must also fit after the prefix of a quota, which takes 9 of the domain's 253
-    characters. Source: pkg/apis/core/v1/helper/helpers.go, IsExtendedResourceName.
+    The name must also be valid with the quota prefix, which uses 9 of the domain's 253 characters.
+    Source: pkg/apis/core/v1/helper/helpers.go, IsExtendedResourceName.
     """
     if "/" not in name or "kubernetes.io/" in name or name.startswith(_QUOTA_PREFIX):
         return False

@@ -1,7 +1,7 @@
-"""Adapter: device plugins, podresources clients, the Kubernetes API: a kubelet without containers.
+"""Adapter: gRPC and the Kubernetes API: runs a kubelet without containers.
 
-`device_manager` decides; this module runs the kubelet (a restart ends one run and starts the next)
-and has its pods. `python -m muster.local.kubelet` runs it as a process.
+`device_manager` decides. This module runs the kubelet (a restart ends one run and starts the next)
+and stores its pods. `python -m muster.local.kubelet` runs it as a process.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ _SOCKET = "kubelet.sock"
 
 
 class Allocation(msgspec.Struct, frozen=True, kw_only=True):
-    """The devices of one resource that one container holds."""
+    """The devices of one resource that are allocated to one container."""
 
     namespace: str
     pod: str
@@ -57,7 +57,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Allocated(msgspec.Struct, frozen=True, kw_only=True):
-    """The devices of one resource that one container got."""
+    """The devices of one resource that one container was just allocated."""
 
     container: str
     resource: str
@@ -72,8 +72,8 @@ def _no_log(event: str, **facts: object) -> None:
 class Kubelet:
     """The kubelet of `node`, with its directories under `directory`; `async with` runs it.
 
-    With `api` the Node, its Lease and its pods are in that API; without it, pods are created by
-    `allocate`.
+    With `api`, the Node, its Lease and its pods are objects of that API; without it, `allocate`
+    creates pods.
     """
 
     def __init__(  # noqa: PLR0913  # all but the place have defaults
@@ -131,7 +131,7 @@ class Kubelet:
         trace: TracebackType | None,
     ) -> None:
         await self._life.aclose()
-        # A failed task of the kubelet has cancelled the block; any other error is the block's own.
+        # A failed task of the kubelet cancelled the block; any other error comes from the block.
         is_ours = isinstance(error, asyncio.CancelledError)
         await self._tasks.__aexit__(*((kind, error, trace) if is_ours else (None, None, None)))
 
@@ -160,15 +160,15 @@ class Kubelet:
         return state
 
     def accept_registrations(self, accepts: bool) -> None:  # noqa: FBT001 (a switch has one value)
-        """Refuse every Register with UNAVAILABLE while False."""
+        """Accept registrations, or refuse every Register with UNAVAILABLE."""
         self._accepts = accepts
 
     def miscount(self, resource: str, by: int) -> None:
-        """Report `by` more devices of a resource than exist, like a kubelet with a bug."""
+        """Report `by` more devices of a resource than exist, to simulate a kubelet bug."""
         self._miscounts[resource] = by
 
     async def drop_stream(self, resource: str) -> bool:
-        """Close the connection as after an error on its stream; return False if there is none."""
+        """Close a resource's connection as after a stream error; return False if there is none."""
         return await self._plugins.drop(resource)
 
     async def restart(self) -> None:
@@ -182,7 +182,7 @@ class Kubelet:
     async def allocate(
         self, *, name: str, namespace: str = "default", resources: Mapping[str, int]
     ) -> tuple[Allocated, ...]:
-        """Admit a one-container pod that is in no API. Raises the kubelet's AllocationError."""
+        """Admit a one-container pod without an API object. Raises AllocationError."""
         return await self._admit(pods.local_pod(namespace, name, resources))
 
     def release(self, *, name: str, namespace: str = "default") -> bool:

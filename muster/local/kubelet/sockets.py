@@ -23,15 +23,16 @@ from muster.pb import podresources_pb2 as podres
 from muster.pb import rpc
 
 CHECKPOINT = "kubelet_internal_checkpoint"
-# `sun_path` holds 108 bytes, the last of them 0.
+# `sun_path` has 108 bytes, the last of which is 0.
 _PATH_BYTES_MAX = 107
 
 
 def prepare(directory: pathlib.Path, *, own_socket: str) -> None:
-    """Make the directory. Raises UsageError if `own_socket` cannot be served in it.
+    """Create the directory.
 
-    A live server there is another kubelet. The real kubelet would replace its socket without
-    asking; a stand-in that was started with the wrong directory must not do that.
+    Raises UsageError if `own_socket` cannot be served in it. A live server there is another
+    kubelet. The real kubelet would replace its socket without a check; a stand-in that was started
+    with the wrong directory must not do so.
     """
     path = directory / own_socket
     if len(os.fsencode(path)) > _PATH_BYTES_MAX:
@@ -39,7 +40,7 @@ def prepare(directory: pathlib.Path, *, own_socket: str) -> None:
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise httpd.UsageError(f"cannot make {directory}: {error.strerror}") from error
+        raise httpd.UsageError(f"cannot create {directory}: {error.strerror}") from error
     if not os.access(directory, os.W_OK | os.X_OK):
         raise httpd.UsageError(f"no permission to write in {directory}")
     if _is_served(path):
@@ -71,14 +72,14 @@ async def serving(path: pathlib.Path, handler: grpc.GenericRpcHandler) -> AsyncI
 
 
 class _File(msgspec.Struct, frozen=True, rename="pascal"):
-    """The checkpoint file; the real checksum is a hash of Go's memory, here it is 0."""
+    """The checkpoint file; the kubelet's checksum hashes Go structures, so here it is 0."""
 
     data: device_manager.Checkpoint
     checksum: int = 0
 
 
 def write_checkpoint(directory: pathlib.Path, checkpoint: device_manager.Checkpoint) -> None:
-    """Replace the checkpoint as a whole, so that a kill leaves either the old or the new file."""
+    """Replace the checkpoint atomically, so that a kill leaves either the old or the new file."""
     with tempfile.NamedTemporaryFile(dir=directory, prefix=f".{CHECKPOINT}.", delete=False) as new:
         new.write(msgspec.json.encode(_File(data=checkpoint)))
     pathlib.Path(new.name).replace(directory / CHECKPOINT)

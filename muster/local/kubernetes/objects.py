@@ -1,10 +1,10 @@
-"""Pure: the store behind the API stand-in: objects, one version counter, and the log of changes.
+"""Pure: the object store of the API stand-in, with one version counter and a log of changes.
 
-Every write that changes something takes the next version and one entry of the log, so that a watch
-from a version, a list at a version and `410 Expired` are all one lookup. Objects are never changed
-in place. There are no finalizers, no graceful deletion, no garbage collection (but deleting a
-namespace deletes its objects), no admission and no RBAC; a list ignores `resourceVersion` and
-always shows the newest state.
+Every write that changes an object increments the version and appends one entry to the log, so that
+a watch from a version, a list at a version and `410 Expired` each need one lookup. Objects are
+never changed in place. There are no finalizers, no graceful deletion, no garbage collection (but
+deleting a namespace deletes its objects), no admission and no RBAC. A list ignores
+`resourceVersion` and always returns the newest state.
 """
 
 import base64
@@ -21,12 +21,12 @@ NAMESPACES = ("default", "kube-system", "kube-public", "kube-node-lease")
 """Namespaces that every cluster has from the start."""
 
 Key = tuple[str, str]
-"""Namespace (empty for cluster-scoped objects) and name; lists are in this order."""
+"""Namespace (empty for cluster-scoped objects) and name; lists are sorted by this key."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Limits:
-    """How many objects and changes the store holds."""
+    """The maximum number of stored objects and changes."""
 
     objects_max: int = 20_000
     object_bytes_max: int = 1_572_864
@@ -67,7 +67,7 @@ class _Change:
 
 
 class Store:
-    """Holds all objects. The counter starts at `version`; `more` are extra namespaces.
+    """Stores all objects. The counter starts at `version`; `more` are extra namespaces.
 
     Methods raise `RequestError` only.
     """
@@ -92,14 +92,14 @@ class Store:
             self.create({"metadata": {"name": name}}, write)
 
     def get(self, place: resources.Place) -> trees.Tree:
-        """Return the object at `place`, or refuse with 404."""
+        """Return the object at `place`. Raises 404."""
         return place.resource.view(self._existing(place))
 
     def page(self, selection: Selection, *, limit: int = 0, token: str = "") -> trees.Tree:
         """Return a list: all objects, or up to `limit` objects and a token for the next page.
 
-        All pages show the objects as they were at the time of the first page; 410 if the log does
-        not reach back that far.
+        All pages show the objects as of the first page; 410 if the log does not reach back that
+        far.
         """
         version, after = _read_token(token) if token else (self.version, ("", ""))
         bucket = self._bucket_at(selection.place.resource.bucket, version)
@@ -114,7 +114,7 @@ class Store:
             "kind": f"{resource.kind}List",
             "apiVersion": resource.api_version,
             "metadata": metadata,
-            # as in the real API, items of a list do not repeat their kind
+            # as in the real API, list items have no kind
             "items": [trees.without(resource.view(bucket[k]), "kind", "apiVersion") for k in keys],
         }
 
@@ -176,15 +176,16 @@ class Store:
         return page
 
     def initial(self, selection: Selection) -> list[trees.Tree]:
-        """Return the existing objects as the ADDED events that begin a watch."""
+        """Return the existing objects as ADDED events, with which a watch begins."""
         bucket = self._buckets[selection.place.resource.bucket]
         accepted = [bucket[key] for key in sorted(bucket) if selection.accepts(bucket[key])]
         return [_event("ADDED", selection.place.resource, stored) for stored in accepted]
 
     def since(self, selection: Selection, version: int) -> list[trees.Tree]:
-        """Return the watch events after `version`; 410 if the log does not reach back so far.
+        """Return the watch events after `version`; 410 if the log does not reach back that far.
 
-        An object that begins or ceases to be selected is ADDED or DELETED.
+        An object that starts to match the selection is ADDED; an object that stops matching is
+        DELETED.
         """
         events = []
         for change in self._log_after(version):
@@ -194,14 +195,14 @@ class Store:
             stays = change.new is not None and selection.accepts(change.new)
             shown, kind = change.new, "MODIFIED" if was else "ADDED"
             if was and not stays:
-                # the last selected state, at the version that changed it
+                # the last selected state, with the version of the change
                 shown, kind = _versioned(change.old or {}, change.version), "DELETED"
             if (was or stays) and shown is not None:
                 events.append(_event(kind, selection.place.resource, shown))
         return events
 
     def compact(self) -> None:
-        """Forget all history, so that every older version is answered with 410."""
+        """Discard the log, so that every older version is answered with 410."""
         self._log.clear()
 
     def _commit(
@@ -297,7 +298,7 @@ class Store:
         elif sum(map(len, self._buckets.values())) >= self._limits.objects_max:
             raise refusals.RequestError(
                 refusals.Reason.FORBIDDEN,
-                f"the store holds {self._limits.objects_max} objects and takes no more",
+                f"the store holds {self._limits.objects_max} objects, the maximum",
             )
 
 

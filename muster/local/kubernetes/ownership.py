@@ -1,9 +1,10 @@
-"""Pure: server-side apply: who owns a field, who may change it, and when it is removed.
+"""Pure: implements server-side apply: ownership, conflicts and removal of fields.
 
 A field is the path of a leaf, in the notation of `FieldsV1` (`f:labels`, `k:{"type":"Ready"}`), as
-in structured-merge-diff `fieldpath/serialize-pe.go`. Items of lists with a merge key are owned one
-by one, other lists as a whole. Limits: no schema, so maps that a real cluster treats as one field
-(`nodeSelector`) are owned by key here, and merge keys are single (`ports` by containerPort).
+in structured-merge-diff `fieldpath/serialize-pe.go`. Items of lists with a merge key are owned
+individually, other lists as a whole. Limitations: there is no schema, so maps that a real cluster
+treats as one field (`nodeSelector`) are owned by key here, and each list has a single merge key
+(`ports` by containerPort).
 """
 
 import dataclasses
@@ -42,8 +43,8 @@ class Entry:
 def applied(live: trees.Tree, wanted: trees.Tree, writer: Writer, *, force: bool) -> trees.Tree:
     """Return `live` with `wanted` applied to it.
 
-    Fields that the writer applied before and no longer names are removed, unless another manager
-    owns them too. Raises 409 Conflict with the names of the other managers, unless forced.
+    Fields that the writer applied before and now omits are removed, unless another manager also
+    owns them. Raises 409 Conflict with the names of the other managers, unless forced.
     """
     entries = _entries_before(live, writer, at="")
     named = leaves(wanted)
@@ -63,7 +64,7 @@ def applied(live: trees.Tree, wanted: trees.Tree, writer: Writer, *, force: bool
 def recorded(
     old: trees.Tree, new: trees.Tree, writer: Writer, *, at: str, named: Fields | None
 ) -> trees.Tree:
-    """Return `new` with `metadata.managedFields` brought up to date.
+    """Return `new` with updated `metadata.managedFields`.
 
     An update owns the fields it changed; an apply owns the fields it `named`. Removed fields have
     no owner. A writer's time is when it last changed anything, even if only the value of a field
@@ -104,7 +105,7 @@ def _entries_before(old: trees.Tree, writer: Writer, *, at: str) -> list[Entry]:
 
 
 def _of_writer(writer: Writer, fields: Iterable[Path]) -> Fields:
-    """Return the fields that a writer can own: no status on the main resource, else no spec."""
+    """Return the ownable fields: without status for the main resource, without spec for status."""
     others = "f:spec" if writer.subresource else "f:status"
     return frozenset(path for path in fields if path[0] != others)
 
@@ -118,7 +119,7 @@ def read(tree: trees.Tree) -> list[Entry]:
 
 
 def leaves(tree: trees.Tree) -> dict[Path, trees.Json]:
-    """Return every field of an object that can have an owner, with its value."""
+    """Return every ownable field of an object, with its value."""
     owned = trees.without(tree, "kind", "apiVersion", "metadata")
     metadata = trees.without(trees.object_at(tree, "metadata"), "managedFields", *_SYSTEM)
     return dict(_walk((), {**owned, "metadata": metadata}))
@@ -201,7 +202,7 @@ def _using(writer: Writer) -> str:
 
 
 def _dotted(path: Path) -> str:
-    """Return the path as conflicts spell it, such as `.status.conditions[type="Ready"].reason`."""
+    """Return the path as written in conflicts: `.status.conditions[type="Ready"].reason`."""
     written = ""
     for step in path:
         if step.startswith("f:"):

@@ -1,4 +1,4 @@
-"""Adapter: WebSocket: `pods/portforward` of the API stand-in, to a port of this machine.
+"""Adapter: WebSocket: serves `pods/portforward` of the API stand-in, to local ports.
 
 The frames are those of `v4.channel.k8s.io`: the first byte is a channel, 0 for data and 1 for an
 error, and the first message on each channel is the port (kubelet
@@ -19,7 +19,7 @@ _DATA, _ERROR = b"\x00", b"\x01"
 _PIECE_BYTES = 32 * 1024
 
 Targets = Mapping[tuple[str, int], httpd.Address]
-"""Where a pod's port really is, by the pod's name and the port."""
+"""The real address of a pod's port, by the pod's name and the port."""
 
 
 async def serve(request: web.Request, pod: str, targets: Targets) -> web.WebSocketResponse:
@@ -55,7 +55,7 @@ async def serve(request: web.Request, pod: str, targets: Targets) -> web.WebSock
 
 
 async def _send(reader: asyncio.StreamReader, socket: web.WebSocketResponse) -> None:
-    """Send what the pod's port sends, until it ends."""
+    """Copy data from the pod's port to the client, until the port closes the connection."""
     with contextlib.suppress(OSError):
         while piece := await reader.read(_PIECE_BYTES):
             await socket.send_bytes(_DATA + piece)

@@ -1,4 +1,4 @@
-"""Pure: refusals of the Kubernetes API: an exception that clients receive as a `Status`.
+"""Pure: errors of the Kubernetes API: an exception that clients receive as a `Status`.
 
 Reasons and codes are those of apimachinery `pkg/apis/meta/v1/types.go` and `pkg/api/errors`.
 """
@@ -86,17 +86,17 @@ class RequestError(Exception):
 
 
 def bad_request(message: str) -> RequestError:
-    """Return the refusal of a request that makes no sense."""
+    """Return the error for a malformed request."""
     return RequestError(Reason.BAD_REQUEST, message)
 
 
 def invalid(kind: str, name: str, *causes: Cause) -> RequestError:
-    """Return the refusal of an object whose fields break a rule."""
+    """Return the error for an object with invalid fields."""
     problems = ", ".join(f"{cause.field}: {cause.message}" for cause in causes)
     message = f'{kind} "{name}" is invalid: {problems}'
     return RequestError(Reason.INVALID, message, kind=kind, name=name, causes=causes)
 
 
 def no_such_path() -> RequestError:
-    """Return the refusal of an unknown path, in the API server's words."""
+    """Return the API server's error for an unknown path."""
     return RequestError(Reason.NOT_FOUND, "the server could not find the requested resource")

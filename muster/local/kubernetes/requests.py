@@ -1,7 +1,7 @@
-"""Adapter: HTTP: reads what a request to the API stand-in asks for, and whether it is allowed.
+"""Adapter: HTTP: decodes and authorizes requests to the API stand-in.
 
 A bearer token identifies a user; a request without a token comes from the administrator. Users may
-do everything that was not denied. The texts are those of the real API server (apiserver
+do everything that was not denied. The error texts are those of the real API server (apiserver
 `pkg/endpoints/handlers/responsewriters/errors.go`, `pkg/authorization`).
 """
 
@@ -18,7 +18,7 @@ from muster.local import httpd
 from muster.local.kubernetes import objects, refusals, resources, selectors, trees, writes
 
 YAML_BYTES_MAX = 256 * 1024
-"""The YAML reader takes seconds for a megabyte and blocks all other requests."""
+"""The YAML parser needs seconds for a megabyte, and blocks all other requests."""
 
 _MANAGER_LENGTH_MAX = 128
 _SUFFIX_LETTERS = "bcdfghjklmnpqrstvwxz2456789"
@@ -35,7 +35,7 @@ WRITES: Mapping[str, str] = {
 
 
 class Users:
-    """The valid tokens, and each one's denied rights: verb and plural, `*` for any."""
+    """The valid tokens, each with its denied rights: verb and plural, `*` for any."""
 
     def __init__(self) -> None:
         self._denied: dict[str, set[tuple[str, str]]] = {}
@@ -45,7 +45,7 @@ class Users:
         self._denied.setdefault(token, set())
 
     def deny(self, token: str, verb: str, plural: str) -> None:
-        """Deny a user a right, such as `patch` `nodes`; `*` is any verb or all resources."""
+        """Deny a user a right, such as `patch` `nodes`; `*` matches any verb or resource."""
         self._denied.setdefault(token, set()).add((verb, plural))
 
     def grant(self, token: str, verb: str, plural: str) -> None:
@@ -146,7 +146,7 @@ def _from_yaml(body: bytes) -> trees.Json:
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML's JSON subset: no aliases (a few lines could stand for gigabytes), no dates."""
+    """YAML's JSON subset: no aliases (a few lines could expand to gigabytes), no dates."""
 
     yaml_implicit_resolvers = {  # noqa: RUF012 - yaml reads it from the class
         first: [(tag, pattern) for tag, pattern in rules if tag != "tag:yaml.org,2002:timestamp"]
@@ -169,7 +169,7 @@ def _unsupported(media_type: str, supported: list[str]) -> refusals.RequestError
 
 def write(request: web.Request, place: resources.Place) -> writes.Write:
     """Return the target, writer and options of a write."""
-    # the API server names a writer without a fieldManager after its program
+    # without a fieldManager, the API server uses the program's name
     program = request.headers.get("User-Agent", "").partition("/")[0]
     manager = request.query.get("fieldManager") or program.encode("ascii", "replace").decode()
     if len(manager) > _MANAGER_LENGTH_MAX or not manager.isprintable():
@@ -186,7 +186,7 @@ def write(request: web.Request, place: resources.Place) -> writes.Write:
 
 
 def selection(request: web.Request, place: resources.Place) -> objects.Selection:
-    """Return the objects that a list or a watch asks for."""
+    """Return the objects that a list or a watch selects."""
     fields = selectors.fields(request.query.get("fieldSelector", ""))
     place.resource.refuse_unknown_fields(fields.keys())
     labels = selectors.labels(request.query.get("labelSelector", ""))
@@ -207,7 +207,7 @@ def dry_run(request: web.Request) -> bool:
 
 
 def refuse_nameless(request: web.Request) -> None:
-    """Refuse an apply without a manager."""
+    """Refuse an apply without a field manager."""
     if not request.query.get("fieldManager"):
         cause = refusals.Cause(
             field="fieldManager",

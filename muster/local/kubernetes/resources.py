@@ -1,7 +1,7 @@
 """Pure: the resources, discovery documents and paths of the API stand-in.
 
-Which fields can be selected, which resources a PUT may create and which insist on a
-resourceVersion is taken from kubernetes `pkg/registry/<group>/<resource>/strategy.go` (v1.36).
+Selectable fields, the resources that a PUT may create, and those that require a resourceVersion are
+taken from kubernetes `pkg/registry/<group>/<resource>/strategy.go` (v1.36).
 """
 
 import dataclasses
@@ -25,15 +25,17 @@ class Resource:
     namespaced: bool = True
     has_status: bool = False
     first_status: trees.Tree | None = None
-    """The status of a new object, whatever its creator wrote; None keeps the written status."""
+    """The status of a new object, which overrides the written status; None keeps the written
+    status.
+    """
     creates_on_update: bool = False
     updates_unconditionally: bool = True
     fields: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """Fields that can be selected, besides name and namespace, and the value of an absent one."""
+    """Selectable fields besides name and namespace, with their values if absent."""
     renames: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """This version's names of top-level fields that are stored under other names."""
+    """This version's names for top-level fields that are stored under other names."""
     reads: tuple[str, ...] = ()
-    """Subresources that are only read, each with a right of its own."""
+    """Read-only subresources, each with its own right."""
 
     @property
     def api_version(self) -> str:
@@ -47,7 +49,7 @@ class Resource:
 
     @property
     def qualified(self) -> str:
-        """Return the name that messages use, such as `leases.coordination.k8s.io`."""
+        """Return the name used in messages, such as `leases.coordination.k8s.io`."""
         return f"{self.plural}.{self.group}" if self.group else self.plural
 
     @property
@@ -56,18 +58,18 @@ class Resource:
         return self.plural
 
     def view(self, stored: trees.Tree) -> trees.Tree:
-        """Return the stored object as this version shows it."""
+        """Convert a stored object to this version."""
         renamed = {self.renames.get(key, key): value for key, value in stored.items()}
         return {"kind": self.kind, "apiVersion": self.api_version, **renamed}
 
     def stored(self, shown: trees.Tree) -> trees.Tree:
-        """Return an object of this version as the store keeps it."""
+        """Convert an object of this version to its stored form."""
         back = {new: old for old, new in self.renames.items()}
         kept = trees.without(shown, "kind", "apiVersion")
         return {back.get(key, key): value for key, value in kept.items()}
 
     def selectable(self, shown: trees.Tree) -> dict[str, str]:
-        """Return the fields of an object that a field selector can name."""
+        """Return the selectable fields of an object."""
         return {
             field: _written(trees.value_at(shown, *field.split(".")), default)
             for field, default in self._all_fields().items()
@@ -244,7 +246,7 @@ def find(group: str, version: str, plural: str) -> Resource:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Place:
-    """The target of a path: a collection, a namespace's collection, an object or its part."""
+    """The target of a path: a collection, a namespace's collection, an object or subresource."""
 
     resource: Resource
     namespace: str = ""
@@ -253,12 +255,12 @@ class Place:
 
     @property
     def right(self) -> str:
-        """Return the resource that a rule for this target names."""
+        """Return the resource that an RBAC rule for this target names."""
         plural = self.resource.plural
         return f"{plural}/{self.subresource}" if self.subresource in self.resource.reads else plural
 
     def refusal(self, reason: refusals.Reason, why: str) -> refusals.RequestError:
-        """Return a refusal that names the object."""
+        """Return an error that names the object."""
         return refusals.RequestError(
             reason,
             f'{self.resource.qualified} "{self.name}" {why}',
@@ -268,7 +270,7 @@ class Place:
 
 
 def place(segments: Sequence[str]) -> Place:
-    """Return what a request path, split into decoded segments, refers to."""
+    """Return the target of a request path, which is split into decoded segments."""
     match segments:
         case ["api", version, *rest] if rest:
             group = ""

@@ -1,4 +1,4 @@
-"""Pure: label and field selectors, as `kubectl -l` and `--field-selector` write them.
+"""Pure: parses label and field selectors, as in `kubectl -l` and `--field-selector`.
 
 Grammar and meaning: apimachinery `pkg/labels/selector.go`, `pkg/fields/selector.go`. An object
 without the key passes `!=` and `notin`.
@@ -33,7 +33,7 @@ class Requirement:
     values: frozenset[str] = frozenset()
 
     def accepts(self, values: Mapping[str, str]) -> bool:
-        """Return whether labels or fields meet this term."""
+        """Return whether labels or fields match this term."""
         value = values.get(self.key)
         match self.operator:
             case Operator.IN:

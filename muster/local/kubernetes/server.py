@@ -1,12 +1,12 @@
 """Adapter: HTTP: a stand-in for the Kubernetes API that its real clients and kubectl can use.
 
-`objects`, `writes` and `resources` decide what it does. Answers are always JSON (kubectl asks for
-tables, but accepts JSON), and request bodies are JSON or YAML: `kubectl create -f` works, `kubectl
-create namespace` sends protobuf and is refused. There is no TLS. Rights can be withdrawn from a
-user with a token (`requests`), and paths with a prefix can be refused, as by an overloaded server;
-`fieldValidation` is ignored.
+`objects`, `writes` and `resources` decide. Responses are always JSON (kubectl asks for tables, but
+accepts JSON), and request bodies are JSON or YAML: `kubectl create -f` works, `kubectl create
+namespace` sends protobuf and is refused. There is no TLS. A user with a token can be denied rights
+(`requests`), and paths with a prefix can be refused, as by an overloaded server. `fieldValidation`
+is ignored.
 
-Watches are long-running answers with each change, bookmarks, and `410 Expired`. A watch has a
+Watches are long-running responses with each change, bookmarks, and `410 Expired`. A watch has a
 version, not a queue: it reads the store's log from that version on. A client whose watch falls
 behind the start of the log gets 410 and must list again, as with the real API server.
 """
@@ -36,7 +36,7 @@ from muster.local.kubernetes import (
 )
 
 DEFAULT_TIMEOUT_S = 1800
-"""The shortest timeout that the API server chooses if the client gives none."""
+"""The minimum of the random timeout that the API server uses if the client sets none."""
 
 WATCHES_MAX = 1000
 _ENDED = "k8s.io/initial-events-end"
@@ -83,12 +83,12 @@ class Watches:
         self._ends = 0
 
     def wake(self) -> None:
-        """Make every watch read the log."""
+        """Wake every watch, so that it reads the log."""
         self._written.set()
         self._written = asyncio.Event()
 
     def end(self) -> None:
-        """End every open watch, as a server that restarts does."""
+        """End every open watch, as a restarting server does."""
         self._ends += 1
         self.wake()
 
@@ -172,7 +172,7 @@ class _Watch:
         return self.changes()
 
     def changes(self) -> list[trees.Tree]:
-        """Return the changes since the last call; an ERROR if the log no longer has all of them."""
+        """Return the changes since the last call; an ERROR if the log no longer has them all."""
         try:
             events = self._store.since(self._selection, self._version)
         except refusals.RequestError as error:
@@ -182,7 +182,7 @@ class _Watch:
         return events
 
     def bookmark(self) -> trees.Tree:
-        """Return the event with the version up to which a client has read."""
+        """Return a bookmark event with the version up to which the client has read."""
         resource = self._selection.place.resource
         metadata: trees.Tree = {"resourceVersion": str(self._version), "creationTimestamp": None}
         bookmark = resource.view({"metadata": metadata})
@@ -205,7 +205,7 @@ class KubernetesApi:
         namespaces: Sequence[str] = (),
     ) -> None:
         self.url = ""
-        # after a restart every older version is before the log: 410, and clients list again
+        # after a restart, every older version is answered with 410, and clients list again
         version = int(time.time() * 1000)
         self._store = objects.Store(at=httpd.timestamp(), version=version, more=namespaces)
         self._address = http
@@ -213,9 +213,9 @@ class KubernetesApi:
         self._refused: dict[str, refusals.Reason] = {}
         self.users = requests.Users()
         self.ports: dict[tuple[str, int], httpd.Address] = {}
-        """Where the ports of pods are on this machine, by the pod's name and the port."""
+        """The local addresses of pods' ports, by the pod's name and the port."""
         self.logs: dict[str, str] = {}
-        """What pods have logged, by the pod's name."""
+        """The logs of pods, by the pod's name."""
         self._closing = asyncio.Event()
         self._watches = Watches(
             self._store, bookmark_period_s=bookmark_period_s, closing=self._closing
@@ -242,11 +242,11 @@ class KubernetesApi:
         await self._open.aclose()
 
     def write_kubeconfig(self, path: pathlib.Path, *, token: str = "") -> None:
-        """Write a kubeconfig file for this server, of the administrator or another user."""
+        """Write a kubeconfig file for this server, for the administrator or another user."""
         if token:
             self.users.add(token)
         config = requests.kubeconfig(self.url, token)
-        # JSON is YAML; the rename prevents a reader from seeing half a file
+        # JSON is YAML; the rename prevents readers from seeing a partial file
         partial = path.with_name(f".{path.name}.{os.getpid()}")
         partial.write_text(json.dumps(config, indent=2) + "\n")
         partial.replace(path)
@@ -261,7 +261,7 @@ class KubernetesApi:
         del self._refused[path]
 
     def compact(self) -> None:
-        """Forget all history: every watch from an older version is answered with 410."""
+        """Discard the log, so that every watch from an older version is answered with 410."""
         self._store.compact()
         self._watches.wake()
 
@@ -287,7 +287,7 @@ class KubernetesApi:
         verb = requests.verb(request.method, place, is_watch=requests.flag(request, "watch"))
         self.users.refuse_forbidden(token, verb, place)
         if place.subresource == "portforward":
-            # asked twice since Kubernetes 1.35 (AuthorizePodWebsocketUpgradeCreatePermission)
+            # authorized twice since Kubernetes 1.35 (AuthorizePodWebsocketUpgradeCreatePermission)
             self.users.refuse_forbidden(token, "create", place)
         return await self._do(request, place)
 
@@ -350,7 +350,7 @@ class KubernetesApi:
         else:
             gone = self._store.delete_all(requests.selection(request, place), dry_run=dry_run)
         self._watches.wake()
-        # pods and collections are returned; for other objects only a Status
+        # deleted pods and collections are returned; for other objects, only a Status
         if not place.name or place.resource == resources.PODS:
             return httpd.json_response(gone)
         details = {"name": place.name, "kind": place.resource.plural}
@@ -363,7 +363,7 @@ class KubernetesApi:
 async def _statuses(
     request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
 ) -> web.StreamResponse:
-    """Answer every refusal, including aiohttp's own, with a Status object."""
+    """Answer every error, including aiohttp's own, with a Status object."""
     try:
         return await handler(request)
     except refusals.RequestError as error:

@@ -39,7 +39,7 @@ MERGE_KEYS = {
 """Lists whose items are identified by one of their fields."""
 
 PRIMITIVE_SETS = ("finalizers", "podCIDRs")
-"""Lists of strings that a strategic patch adds to."""
+"""Lists of strings to which a strategic patch appends."""
 
 OPERATIONS_MAX = 1000
 _DELETE_FROM = "$deleteFromPrimitiveList/"
@@ -57,7 +57,7 @@ def from_json(body: bytes) -> Json:
 
 
 def refuse_depth(value: Json) -> None:
-    """Refuse a tree that is nested too deeply to be walked recursively."""
+    """Refuse a tree that is nested too deeply for recursion."""
     level: list[Json] = [value]
     for _ in range(DEPTH_MAX):
         level = [child for node in level for child in _children(node)]
@@ -170,9 +170,9 @@ def merge(target: Json, patch: Json) -> Json:
 def strategic(target: Tree, patch: Tree) -> Tree:
     """Return `target` after a strategic merge patch.
 
-    It supports `$patch: replace` and `delete`, `$retainKeys`, `$deleteFromPrimitiveList/<list>`;
-    accepts and ignores `$setElementOrder/<list>`: merged lists keep their order, new items come
-    last.
+    Supported are `$patch: replace` and `delete`, `$retainKeys`, and
+    `$deleteFromPrimitiveList/<list>`. `$setElementOrder/<list>` is ignored: merged lists keep their
+    order, and new items come last.
     """
     match patch.get("$patch"):
         case None | "merge":

@@ -1,8 +1,8 @@
-"""Pure: the result of a create, an update, a patch or an apply on an object.
+"""Pure: computes the result of a create, an update, a patch or an apply on an object.
 
-The main resource and `/status` are kept apart as the API server's strategies do: the main resource
-never changes the status, `/status` changes the status and the metadata (the kubelet relies on it:
-`pkg/util/node/node.go`, PatchNodeStatus), nothing else.
+The main resource and `/status` are separate, as in the API server's strategies. The main resource
+never changes the status; `/status` changes only the status and the metadata (the kubelet relies on
+this: `pkg/util/node/node.go`, PatchNodeStatus).
 """
 
 import dataclasses
@@ -33,7 +33,7 @@ class PatchFormat(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Write:
-    """What a write needs: target, writer, and the values that the adapter creates."""
+    """The parameters of a write: target, writer, and values that the adapter creates."""
 
     place: resources.Place
     manager: str
@@ -44,7 +44,7 @@ class Write:
     dry_run: bool = False
 
     def writer(self, *, applies: bool = False) -> ownership.Writer:
-        """Return the identity that owns the fields of this write."""
+        """Return the writer that will own the fields of this write."""
         return ownership.Writer(
             manager=self.manager,
             applies=applies,
@@ -54,7 +54,7 @@ class Write:
 
 
 def created(body: trees.Json, write: Write) -> trees.Tree:
-    """Return the new object as it is stored, except for its version."""
+    """Return the new object in its stored form, without its version."""
     return _created(_object(body, write.place), write, named=None)
 
 
@@ -95,7 +95,7 @@ def patched(
 
 
 def first_applied(patch: trees.Json, write: Write) -> trees.Tree:
-    """Return the object that an apply creates where there is none."""
+    """Return the object that an apply creates if none exists."""
     wanted = _wanted(patch, write)
     uid = trees.string_at(wanted, "metadata", "uid")
     if uid:
@@ -115,7 +115,7 @@ def _applied(old: trees.Tree, wanted: trees.Tree, write: Write) -> trees.Tree:
 
 
 def _wanted(patch: trees.Json, write: Write) -> trees.Tree:
-    """Return the fields of an apply, without those that it may not change."""
+    """Return the fields of an apply, without fields that an apply may not change."""
     if isinstance(patch, dict) and trees.value_at(patch, "metadata", "managedFields"):
         raise refusals.bad_request("metadata.managedFields must be nil")
     wanted = _object(patch, write.place)
@@ -177,7 +177,7 @@ def _replaced(
 
 
 def _refuse_stale(old: trees.Tree, new: trees.Tree, place: resources.Place) -> None:
-    """Refuse a write that is based on another version of the object than the stored one."""
+    """Refuse a write that is based on an outdated version of the object."""
     if _version(new) not in {"", _version(old)}:
         raise _conflict(
             place,
@@ -200,7 +200,7 @@ def _uid(tree: trees.Tree) -> str:
 
 
 def _object(body: trees.Json, place: resources.Place) -> trees.Tree:
-    """Return the body as it is stored, if it is an object of the kind that lives at `place`."""
+    """Return the body in its stored form, if it is an object of the kind at `place`."""
     dense = trees.without_nulls(_tree(body))
     assert isinstance(dense, dict), "a tree stays a tree"
     resource = place.resource
@@ -237,7 +237,7 @@ def _version(tree: trees.Tree) -> str:
 
 
 def refuse_invalid(resource: resources.Resource, stored: trees.Tree) -> None:
-    """Raise 422 Invalid with every field that breaks a rule."""
+    """Raise 422 Invalid with every invalid field."""
     causes = tuple(_causes(resource, stored))
     if causes:
         raise refusals.invalid(resource.kind, trees.string_at(stored, "metadata", "name"), *causes)

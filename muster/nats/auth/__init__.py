@@ -1,6 +1,6 @@
 """Authentication and authorization on the bus.
 
-`permissions` has the rights of each role. For nats-server `server_conf` writes them as
-configuration with passwords, `accounts` as signed tokens. `nkeys` has keys, their tokens and .creds
-files.
+`permissions` defines the rights of each role. For nats-server, `server_conf` writes them as
+configuration for users with passwords, and `accounts` as signed tokens. `nkeys` implements keys,
+tokens and .creds files.
 """

@@ -1,8 +1,8 @@
 """Pure: writes `permissions` for a nats-server that trusts keys instead of passwords.
 
 An operator signs the accounts; an account names the keys that may sign its users. Each role has its
-own signing key with a scope: whoever holds it can create users of that role only, and the account,
-not the user, defines the role's rights (nats-io/jwt v2, scoped signing keys).
+own signing key with a scope: its owner can create users of that role only, and the account, not the
+user, defines the role's rights (nats-io/jwt v2, scoped signing keys).
 
 A client with a token instead of credentials is assigned to the account AUTH, which asks the gate.
 """
@@ -18,9 +18,10 @@ from muster.nats.auth import nkeys, permissions
 
 Claims: TypeAlias = dict[str, object]
 Random: TypeAlias = Callable[[int], bytes]
-"""Returns as many secret bytes."""
+"""Returns this number of random secret bytes."""
 Keyring: TypeAlias = Mapping[str, Sequence[nkeys.Key]]
-"""The keys of an installation by their names in `KINDS`; several are valid, the newest is first."""
+"""The keys of an installation by their names in `KINDS`; all listed keys are valid, newest first.
+"""
 
 _CONNECTIONS: Final = "$SYS.REQ.ACCOUNT.{}.CONNZ"
 _DISCONNECT: Final = "$SYS.REQ.SERVER.*.KICK"
@@ -48,7 +49,7 @@ CENTRAL: Final = (Role.HEALTH, Role.LABELER, Role.NOTIFIER, Role.ADMIN)
 """The roles with a single user."""
 ANSWER: Final = "answer"
 CHANGEABLE: Final = (ANSWER, *Role)
-"""The keys for daily use; the other keys sign these."""
+"""The keys in daily use; they are signed by the other keys."""
 KINDS: Final[Mapping[str, nkeys.Kind]] = {
     "operator": nkeys.Kind.OPERATOR,
     "system": nkeys.Kind.ACCOUNT,
@@ -74,13 +75,13 @@ class Keys:
     gate: str
     """The only user of the account AUTH."""
     answers: Sequence[str]
-    """The keys that the gate may sign its answers with."""
+    """The keys with which the gate may sign its answers."""
     roles: Mapping[Role, Sequence[str]]
     """Keys that may sign users, by role; several during a rotation."""
 
 
 def read_seeds(name: str, text: str) -> list[nkeys.Key]:
-    """Return the keys whose seeds a text has, one in each line. Raises ValueError."""
+    """Return the keys for the seeds in a text, one per line. Raises ValueError."""
     keys = [nkeys.Key.from_seed(seed, KINDS[name]) for seed in text.split()]
     if not keys:
         raise ValueError("empty")
@@ -90,7 +91,7 @@ def read_seeds(name: str, text: str) -> list[nkeys.Key]:
 def derive(ring: Keyring, *, random: Random, at: float) -> dict[str, str]:
     """Return accounts.conf, the credentials of each service and the gate's files, by file name.
 
-    `random` returns as many secret bytes.
+    `random` returns the requested number of secret bytes.
     """
     newest = {name: keys[0] for name, keys in ring.items()}
     keys = Keys(
@@ -121,7 +122,7 @@ def derive(ring: Keyring, *, random: Random, at: float) -> dict[str, str]:
 
 
 def owner(role: Role) -> str:
-    """Return the name of the account that the users of a role belong to."""
+    """Return the name of the account of a role's users."""
     return "plugins" if role is Role.NODE else "muster"
 
 
@@ -135,7 +136,7 @@ def credentials(
     until: float | None = None,
     plugins: Collection[str] = (),
 ) -> str:
-    """Return the .creds file of a new user; it needs the keys of the role and its `owner`."""
+    """Return the .creds file of a new user, signed with keys of the role and its `owner`."""
     key, account = _new_user(random), ring[owner(role)][0].public
     claims = user(role, key.public, name=name, account=account, until=until, plugins=plugins)
     return nkeys.write_creds(nkeys.encode_jwt(claims, ring[role][0], at=at), key)
@@ -153,7 +154,7 @@ def user(
     """Return the claims of a user of `name`, for a key of its role to sign.
 
     If a role has a single user, the user has the name of the role. A user with a scope must not
-    have its own rights; `plugins` are names that a node's plugins may use besides
+    have its own rights. `plugins` are additional names that a node's plugins may use besides
     `permissions.PLUGIN`.
     """
     nats: Claims = {"type": "user", "version": _VERSION, "issuer_account": account}
@@ -166,7 +167,7 @@ def user(
 
 
 def user_with_rights(grant: permissions.Grant, public: str, *, until: float) -> Claims:
-    """Return a user's claims for a NATS with passwords that asks the gate: it has no scopes.
+    """Return a user's claims for a NATS with passwords and the gate; such a NATS has no scopes.
 
     The account is named as the audience (server/auth_callout.go; 2.15).
     """
@@ -220,7 +221,7 @@ def configuration(keys: Keys, sentinel: str, *, at: float) -> str:
 
 
 def _system() -> Claims:
-    # the accounts say which accounts import this, and only the operator can write them
+    # the accounts name the accounts that import this, and only the operator can write them
     subjects = [f"$SYS.ACCOUNT.*.{what}" for what in _OF_CLIENTS]
     subjects += [f"$SYS.SERVER.*.{what}" for what in _OF_SERVERS]
     exports = [_stream(subject) for subject in subjects]

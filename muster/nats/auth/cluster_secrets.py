@@ -1,11 +1,11 @@
-"""Pure: passwords or keys of an installation in a cluster: which objects are missing, what to do.
+"""Pure: plans which Kubernetes objects with NATS passwords or keys to create or sign again.
 
-With passwords, each user of NATS has a Secret. With keys, the Secret `NAME-keys` has all of them;
-from it come accounts.conf for NATS, the gate's files and the services' credentials. An authority,
-the Secret `NAME-nats-authority`, signs NATS' certificate.
+With passwords, each user of NATS has a Secret. With keys, the Secret `NAME-keys` contains all of
+them; accounts.conf for NATS, the gate's files and the services' credentials are derived from it.
+The certificate authority in the Secret `NAME-nats-authority` signs NATS' certificate.
 
-Nothing that is there is ever replaced, with one exception: what lists rights is signed again after
-an upgrade, with the same keys. What was made by hand (`muster auth init`) stays as it is.
+Existing objects are never replaced, with one exception: after an upgrade, objects that list rights
+are signed again with the same keys. Objects created by hand (`muster auth init`) stay unchanged.
 """
 
 import base64
@@ -21,42 +21,44 @@ import msgspec
 from muster.nats.auth import accounts, nkeys, permissions
 
 VERSION: Final = "muster.dev/permissions"
-"""The annotation of what lists rights; its value is `rights()`. What was made by hand has none."""
+"""The annotation of objects that list rights; its value is `rights()`. Objects created by hand have
+none.
+"""
 ROUNDS_MAX: Final = 6
-"""How many plans may be needed until all is there: each makes what earlier ones provided for."""
+"""How many plans may be needed until all objects exist; each plan builds on the previous one."""
 _PASSWORD: Final = re.compile(r"(?!\d+$)[A-Za-z0-9_.~-]+")
 _PEM: Final = re.compile(r"-----BEGIN ([A-Z ]+)-----\s([A-Za-z0-9+/=\s]+)-----END \1-----")
 _READER_NAME: Final = "cluster"
 
 
 class Refused(Exception):
-    """What is there cannot be used as it is, and is not replaced; the text says what to do."""
+    """Existing objects are unusable and must not be replaced; the text says what to do."""
 
 
 class Kind(enum.StrEnum):
-    """Where something is kept."""
+    """The kind of a Kubernetes object."""
 
     SECRET = "Secret"  # noqa: S105
     CONFIG_MAP = "ConfigMap"
 
 
 class Origin(enum.Enum):
-    """What the content of an object is made from."""
+    """The source of an object's content."""
 
     PASSWORD = enum.auto()
     SEEDS = enum.auto()
     AUTHORITY = enum.auto()
     KEYS = enum.auto()
-    """From the seeds."""
+    """Derived from the seeds."""
     CERTIFICATE = enum.auto()
-    """From the authority."""
+    """Signed by the authority."""
     TRUST = enum.auto()
-    """From the certificate."""
+    """Copied from the certificate."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Part:
-    """An object, and the file that each of its keys has."""
+    """An object, and the file behind each of its keys."""
 
     kind: Kind
     name: str
@@ -68,14 +70,14 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """What a cluster has of a part; `version` is what its annotation says."""
+    """The content of an existing part in the cluster; `version` is the value of its annotation."""
 
     data: Mapping[str, str]
     version: str | None = None
 
 
 class Step(NamedTuple):
-    """A part to create; or to sign again, if it is there."""
+    """A part to create, or to sign again if it exists."""
 
     part: Part
     origin: Origin
@@ -86,7 +88,7 @@ Existing = Mapping[Part, Stored]
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The names of what an installation has."""
+    """The names of an installation's objects."""
 
     name: str
 
@@ -103,7 +105,7 @@ class Wanted:
 
     @property
     def accounts_conf(self) -> Part:
-        """The rights of all roles; what NATS includes."""
+        """The rights of all roles; NATS includes this file."""
         return Part(Kind.CONFIG_MAP, f"{self.name}-accounts", (("accounts.conf", "accounts.conf"),))
 
     @property
@@ -113,12 +115,12 @@ class Wanted:
 
     @property
     def signed(self) -> tuple[Part, ...]:
-        """What lists rights; accounts.conf first, because NATS has to know them before others."""
+        """The objects that list rights; accounts.conf is first, because NATS must load it first."""
         return (self.accounts_conf, self.gate)
 
     @property
     def needed(self) -> tuple[Part, ...]:
-        """What pods cannot start without."""
+        """The objects that pods need to start."""
         services = [role for role in accounts.CENTRAL if role is not accounts.Role.ADMIN]
         return (*self.signed, *map(self.credentials, services))
 
@@ -139,16 +141,16 @@ class Wanted:
 
     @property
     def certificate(self) -> Part:
-        """NATS' certificate, only for NATS."""
+        """NATS' certificate; only NATS uses it."""
         return _secret(f"{self.name}-nats-tls", "tls.crt", "tls.key", "ca.crt")
 
     @property
     def trust(self) -> Part:
-        """The authority's certificate, which all clients verify NATS by."""
+        """The authority's certificate, with which all clients verify NATS."""
         return Part(Kind.CONFIG_MAP, f"{self.name}-nats-ca", (("ca.crt", "ca.crt"),))
 
     def parts(self, *, production: bool) -> tuple[Part, ...]:
-        """Return everything that there may be, in the order in which it is to be created."""
+        """Return all possible parts in the order of their creation."""
         if not production:
             return self.passwords
         keys = (self.seeds, self.authority, *self.needed, *self.for_people)
@@ -156,10 +158,10 @@ class Wanted:
 
 
 def plan(name: str, existing: Existing, *, production: bool) -> tuple[Step, ...]:
-    """Return what can be done next; nothing if all is there. Raises Refused.
+    """Return the steps that are possible now; none if all objects exist.
 
-    After these steps, or after another process was faster, there may be more to do: then plan
-    again, at most `ROUNDS_MAX` times.
+    Raises Refused. After these steps, or if another process was faster, more steps may be possible:
+    plan again, at most `ROUNDS_MAX` times.
     """
     wanted = Wanted(name)
     problems = [
@@ -169,7 +171,7 @@ def plan(name: str, existing: Existing, *, production: bool) -> tuple[Step, ...]
     ]
     if problems:
         raise Refused(
-            f"{'; '.join(problems)}; correct it, or delete the whole object: then it is made again"
+            f"{'; '.join(problems)}; correct it, or delete the object, so that it is created again"
         )
     if not production:
         return _create(wanted.passwords, existing, Origin.PASSWORD)
@@ -177,7 +179,7 @@ def plan(name: str, existing: Existing, *, production: bool) -> tuple[Step, ...]
 
 
 def rights() -> str:
-    """Return a digest of the rights that this version of muster gives to the roles."""
+    """Return a digest of the rights that this version of muster grants to the roles."""
     key = nkeys.Key(nkeys.Kind.ACCOUNT, bytes(nkeys.SECRET_BYTES))
     operator = nkeys.Key(nkeys.Kind.OPERATOR, bytes(nkeys.SECRET_BYTES))
     ring = {name: [operator if name == "operator" else key] for name in accounts.KINDS}
@@ -187,12 +189,12 @@ def rights() -> str:
 
 
 def ring(seeds: Stored) -> accounts.Keyring:
-    """Return the keys that the Secret with all seeds has. Raises ValueError."""
+    """Return the keys in the Secret with all seeds. Raises ValueError."""
     return {name: accounts.read_seeds(name, seeds.data[f"{name}.seed"]) for name in accounts.KINDS}
 
 
 def derive(seeds: Stored, *, random: accounts.Random, at: float) -> dict[str, str]:
-    """Return what is made from the keys, by file name."""
+    """Return the files derived from the keys, by file name."""
     keys = ring(seeds)
     user = permissions.reader(_READER_NAME).user
     role = accounts.Role.READER
@@ -201,7 +203,7 @@ def derive(seeds: Stored, *, random: accounts.Random, at: float) -> dict[str, st
 
 
 def hosts(name: str, namespace: str) -> tuple[str, ...]:
-    """Return the names and addresses that NATS' certificate is for."""
+    """Return the host names and addresses in NATS' certificate."""
     service = f"{name}-nats"
     return (
         *(service, f"*.{service}", f"{service}.{namespace}"),
@@ -210,7 +212,7 @@ def hosts(name: str, namespace: str) -> tuple[str, ...]:
 
 
 def damage(key: str, text: str) -> str:
-    """Return why the value of a key cannot be used; empty if it can be."""
+    """Return why the value of a key is unusable; empty if it is usable."""
     try:
         match key.rpartition(".")[2]:
             case "password" if not _PASSWORD.fullmatch(text):
@@ -259,9 +261,9 @@ def _plan_keys(wanted: Wanted, existing: Existing) -> tuple[Step, ...]:
     there = [str(part) for part in parts if part in existing]
     if there:
         raise Refused(
-            f"there are no keys to make {', '.join(map(str, missing))} from, but there is "
-            f"{', '.join(there)}: run the commands that `muster auth accounts` prints, or delete "
-            "what is there"
+            f"the keys for {', '.join(map(str, missing))} are missing, but these objects exist: "
+            f"{', '.join(there)}; run the commands that `muster auth accounts` prints, or delete "
+            "these objects"
         )
     return (Step(wanted.seeds, Origin.SEEDS),)
 
@@ -289,7 +291,7 @@ def _trusts(trust: Stored, authority: Stored) -> bool:
 
 
 def _problem(part: Part, stored: Stored) -> str:
-    """Return why what is there is not what it is to be; empty if nothing is wrong."""
+    """Return why an existing object is invalid; empty if it is valid."""
     for key, _ in part.files:
         text = stored.data.get(key, "")
         if not text.strip():
@@ -300,17 +302,17 @@ def _problem(part: Part, stored: Stored) -> str:
 
 
 def _check_signing(text: str) -> None:
-    """Raise ValueError if a text is not gate.json, quoting none of it."""
+    """Raise ValueError, which quotes none of the text, if the text is not gate.json."""
     try:
         signing = msgspec.json.decode(text, type=dict[str, str])
     except msgspec.MsgspecError:
-        raise ValueError("not the JSON that muster wrote") from None
+        raise ValueError("not JSON written by muster") from None
     for name in ("answer_seed", "node_seed"):
         nkeys.Key.from_seed(signing.get(name, ""), nkeys.Kind.ACCOUNT)
 
 
 def _check_pem(text: str) -> None:
-    """Raise ValueError if a text has no certificate or key, quoting none of it."""
+    """Raise ValueError, which quotes none of the text, if it has no certificate or key."""
     blocks = _PEM.findall(text)
     if not blocks:
         raise ValueError("no PEM")

@@ -1,10 +1,9 @@
-"""Pure: NATS keys (nkeys), the tokens they sign (JWTs) and the .creds files that hold both.
+"""Pure: implements NATS keys (nkeys), tokens (JWTs) and .creds files, which contain both.
 
 Keys are ed25519 pairs whose text shows the purpose of each (nats-io/nkeys); tokens are NATS' own
 JSON Web Tokens (nats-io/jwt v2): one algorithm, one encoding, and a limited size. Randomness is an
-argument. The text of an error never contains any part of a key or file, which may be secret.
-
-`cryptography` is in the extra `auth`; a process without credentials does not load it.
+argument. Error texts never contain any part of a key or file, which may be secret. `cryptography`
+belongs to the extra `auth`; a process without credentials does not load it.
 """
 
 import base64
@@ -24,7 +23,7 @@ from muster import codec
 
 
 class Parts(NamedTuple):
-    """The parts of a token (RFC 7515, compact); `signed` is the text that `signature` is for."""
+    """The parts of a token (RFC 7515, compact); `signature` signs the text `signed`."""
 
     header: bytes
     claims: bytes
@@ -63,7 +62,7 @@ _KEY_CHARS_MAX: Final = 64
 
 
 class Kind(enum.IntEnum):
-    """The kind of a key, which the first letter of its public key shows."""
+    """The kind of a key, shown by the first letter of its public key."""
 
     ACCOUNT = 0
     SERVER = 13 << 3
@@ -127,7 +126,7 @@ def _public_bytes(public: str, kind: Kind) -> bytes:
 
 
 def _seed_prefix(kind: Kind) -> bytes:
-    # five bits mark it as a seed, the next five its kind; in base32 these are two letters
+    # the first five bits mark a seed, the next five its kind: two letters in base32
     return bytes([_SEED | kind >> 5, (kind & 31) << 3])
 
 
@@ -237,7 +236,7 @@ class Credentials(msgspec.Struct, frozen=True):
     name: str
 
     def sign(self, nonce: str) -> bytes:
-        """Return the answer to a server's nonce."""
+        """Return the signature of a server's nonce."""
         key = Key.from_seed(self.seed, Kind.USER)
         return to_base64(key.sign(nonce.encode())).encode()
 

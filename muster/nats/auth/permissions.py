@@ -1,11 +1,11 @@
 """Pure: permissions on the bus: which subjects each role may publish and subscribe to.
 
 A plugin publishes only for its own node, under listed names, on subjects that are enumerated, so
-that their number is bounded. It makes no JetStream requests: it only adds messages to a stream.
+that their number is bounded. It makes no JetStream requests and only adds messages to a stream.
 Only the service that draws a conclusion may publish it. Each user has its own inboxes.
 
-`server_conf` writes them as nats-server's configuration for users with passwords, `accounts` as
-signed tokens.
+`server_conf` writes permissions as nats-server's configuration for users with passwords, and
+`accounts` as signed tokens.
 """
 
 import dataclasses
@@ -17,39 +17,44 @@ from muster.nats import streams
 
 ACCOUNT: Final = "MUSTER"
 PLUGINS: Final = "PLUGINS"
-"""The plugins' own account. JetStream sends its acknowledgement to any subject that a message
-names, without checking rights: in muster's account a plugin could write to any bucket."""
+"""The plugins' own account. JetStream sends acknowledgements to any reply subject without checking
+rights, so in muster's account a plugin could write to any bucket.
+"""
 AUTH: Final = "AUTH"
 """The account of the gate, and of clients that it has not admitted yet."""
 CALLOUT: Final = "$SYS.REQ.USER.AUTH"
 """The subject on which nats-server asks about unknown clients (server/auth_callout.go; 2.15)."""
 CALLOUT_S: Final = 4
-"""How long nats-server waits for the gate; clients wait for 2 s and try again."""
+"""How long nats-server waits for the gate; clients wait for 2 s and then retry."""
 CONNECTIONS: Final = "muster.gate.connections"
-"""Where the gate asks each server what plugins' connections have sent (CONNZ)."""
+"""The subject on which the gate asks each server for the traffic of plugins' connections (CONNZ).
+"""
 TRAFFIC: Final = "muster.gate.traffic"
-"""Where every gate receives the servers' answers to any gate."""
+"""The subject on which every gate receives the servers' answers to any gate."""
 DISCONNECT: Final = "muster.gate.disconnect"
-"""Where the gate asks a server, which the next token names, to close a connection (KICK)."""
+"""The subject on which the gate asks a server, named by the next token, to close a connection
+(KICK).
+"""
 CLOSED: Final = "muster.gate.closed"
-"""Where the gate receives what a plugin's closed connection had sent."""
+"""The subject on which the gate receives the traffic of a plugin's closed connection."""
 PENALTIES: Final = "muster.gate.penalties"
-"""Where gates announce to each other which nodes they refuse."""
+"""The subject on which gates announce refused nodes to each other."""
 REPORTS: Final = ("muster.heartbeat.>", "muster.event.>", "muster.inventory.>")
-"""What plugins publish to muster's account. Heartbeats are a service, too, although nobody answers:
-for an imported stream, nats-server does not count what it delivers, and would ignore the number
-after which a subscription ends (server/client.go, addShadowSub; 2.15)."""
+"""The subjects that plugins publish to muster's account. Heartbeats are exported as a service
+although nobody answers: for an imported stream, nats-server does not count delivered messages and
+would ignore a subscription's message limit (server/client.go, addShadowSub; 2.15).
+"""
 LIMITED: Final = "muster.sys.*.node.limited"
-"""Where the gate says, in muster's account, which node it refuses."""
+"""The subject on which the gate announces a refused node in muster's account."""
 RECEIVERS: Final = "muster.notification.*.receivers.configured"
-"""Where the notifier says whom it notifies."""
+"""The subject on which the notifier publishes its receivers."""
 DURABLES: Final = ("notifier",)
 OWN_INBOX: Final = "_INBOX.{{name()}}.>"
 ANSWER_S: Final = 10
 PLUGIN: Final = "device-plugin"
 """The name that the plugins of every node may use."""
 PLUGIN_NAMES_MAX: Final = streams.PLUGINS_MAX
-"""How many names the plugins of one node may use."""
+"""The maximum number of plugin names on one node."""
 PLUGIN_PAYLOAD_MAX: Final = 65_536
 PLUGIN_SUBSCRIPTIONS_MAX: Final = 16
 """Limits for each connection of a plugin; nats-server enforces them through the account."""
@@ -70,10 +75,10 @@ PLUGIN_EVENTS: Final = (
     "problem.changed",
     "plugin.observed",
 )
-"""The types of the events that plugins of any name publish, as in `vocabulary`."""
+"""The event types that any plugin may publish, as in `vocabulary`."""
 FUSE_BROKER: Final = "fuse-broker"
 FUSE_EVENTS: Final = ("fuse.mounted", "fuse.refused", "fuse.mount_changed", "fuse.aborted")
-"""What only the FUSE broker publishes, under its own name, because each subject takes space."""
+"""The event types that only the FUSE broker may publish; each subject uses storage space."""
 _USER: Final = re.compile(r"[A-Za-z0-9_-]{1,300}")
 _NODE: Final = re.compile(r"[a-z0-9]([-a-z0-9_]{0,251}[a-z0-9])?")
 _PLUGIN: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
@@ -81,7 +86,7 @@ _PLUGIN: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Grant:
-    """The rights of a user; denied subjects are exceptions to the allowed ones."""
+    """The rights of a user; denied subjects are exceptions to allowed subjects."""
 
     user: str
     publish: tuple[str, ...]
@@ -99,9 +104,9 @@ def inbox(user: str) -> str:
 
 
 def plugin(node: str, names: Collection[str] = (PLUGIN,)) -> Grant:
-    """Return the rights of the plugins on one node, by its token (`vocabulary.node_token`).
+    """Return the rights of the plugins on the node with this token (`vocabulary.node_token`).
 
-    Raises ValueError for anything that is not a node's token, or not a plugin name.
+    Raises ValueError for an invalid node token or plugin name.
     """
     if not _NODE.fullmatch(node):
         raise ValueError(f"{node!r} is not a node's token")
@@ -109,12 +114,12 @@ def plugin(node: str, names: Collection[str] = (PLUGIN,)) -> Grant:
 
 
 def plugin_user(node: str) -> str:
-    """Return the user of the plugins on one node, by its token."""
+    """Return the user name of the plugins on the node with this token."""
     return f"plugin_{node}"
 
 
 def node_tag(node: str) -> str:
-    """Return the tag in the credentials of the plugins on one node, by its token."""
+    """Return the tag in the credentials of the plugins on the node with this token."""
     return f"node:{node}"
 
 
@@ -131,8 +136,8 @@ def check_names(names: Collection[str]) -> tuple[str, ...]:
 def each_plugin() -> Grant:
     """Return the rights of the plugins on the node that a user's tag `node` names.
 
-    The tags `plugin` are more names for them. nats-server fills in `{{name()}}` and `{{tag(x)}}`,
-    which must be whole tokens, and drops what a missing tag makes invalid
+    The tags `plugin` are additional plugin names. nats-server fills in `{{name()}}` and
+    `{{tag(x)}}`, which must be whole tokens, and drops subjects that a missing tag makes invalid
     (server/auth.go, processUserPermissionsTemplate; 2.15).
     """
     return dataclasses.replace(
@@ -142,7 +147,7 @@ def each_plugin() -> Grant:
 
 
 def each_reader() -> Grant:
-    """Return the rights of an outside tool of any name."""
+    """Return the rights of an outside tool with any name."""
     return dataclasses.replace(reader(""), subscribe=("muster.heartbeat.>", OWN_INBOX))
 
 
@@ -215,8 +220,8 @@ def reader(name: str) -> Grant:
 def admin() -> Grant:
     """Return the rights of an administrator: everything in muster's account, with one exception.
 
-    An administrator may not subscribe to a plugin's requests: NATS would then not report that there
-    is no responder, and health would call a dead plugin slow.
+    An administrator may not subscribe to a plugin's requests: NATS would then not report a missing
+    responder, and health would take a dead plugin for a slow one.
     """
     return Grant(user="admin", publish=(">",), subscribe=(">",), subscribe_denied=("muster.rpc.>",))
 
@@ -233,7 +238,7 @@ def gate() -> Grant:
 
 
 def central() -> tuple[Grant, ...]:
-    """Return the rights of the services and tools with a single user."""
+    """Return the rights of the services and tools that have a single user."""
     return (health(), labeler(), notifier(), reader(""), admin())
 
 
@@ -241,7 +246,7 @@ def _plugin(user: str, node: str, names: Sequence[str]) -> Grant:
     heartbeats = [f"muster.heartbeat.{node}.{name}" for name in names]
     events = [f"muster.event.{node}.{name}.{type_}" for name in names for type_ in PLUGIN_EVENTS]
     events += [f"muster.event.{node}.{FUSE_BROKER}.{type_}" for type_ in FUSE_EVENTS]
-    # the stream of inventories stores no more pages than one inventory may have
+    # the inventory stream stores no more pages than one inventory may have
     inventories = [f"muster.inventory.{node}.{name}.*" for name in names]
     return _grant(
         user,
@@ -296,7 +301,7 @@ def _follows() -> tuple[str, ...]:
 
 
 def _of_others(stream: streams.Stream, own: str) -> tuple[str, ...]:
-    """Return the subjects that would take messages from other services' durable consumers."""
+    """Return the subjects that would pull messages from other services' durable consumers."""
     return tuple(
         f"$JS.API.CONSUMER.MSG.NEXT.{stream.name}.{name}" for name in DURABLES if name != own
     )
@@ -319,7 +324,8 @@ def _holds(lock: streams.Bucket) -> tuple[str, ...]:
 def _keeps_streams() -> tuple[str, ...]:
     """Return the rights to create, change and clean up streams, but not to remove them.
 
-    Only one role has this: the configuration of a stream decides what it accepts and for how long.
+    Only one role has these rights: a stream's configuration determines what it accepts and for how
+    long.
     """
     names = [s.name for s in streams.STREAMS] + [f"KV_{b.name}" for b in streams.BUCKETS]
     kept = [

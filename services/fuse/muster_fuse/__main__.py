@@ -1,4 +1,4 @@
-"""Adapter: the broker's process: reads the settings, serves the node's pods, shuts down."""
+"""Adapter: the process of the FUSE broker: reads settings, serves the node's pods, shuts down."""
 
 from muster.service import lean  # isort: skip  # before everything else
 
@@ -65,7 +65,7 @@ async def serve(chosen: config.Settings) -> None:
 
 
 def _check(chosen: config.Settings) -> None:
-    """Check for problems that a retry would not solve. Raises CannotStart."""
+    """Check for problems that cannot be solved by a retry. Raises CannotStart."""
     if os.geteuid() != 0:
         raise entry.CannotStart("only root can mount: run as user 0, with CAP_SYS_ADMIN")
     if not Path(chosen.kubelet.directory).is_dir():
@@ -81,7 +81,7 @@ def _check(chosen: config.Settings) -> None:
 
 @contextlib.contextmanager
 def _alone(state: Path) -> Iterator[None]:
-    """Keep a second broker from starting on this node. Raises CannotStart."""
+    """Prevent a second broker from starting on this node. Raises CannotStart."""
     try:
         state.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock = os.open(state / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -1,4 +1,4 @@
-"""Adapter: reports the broker to the bus, to Kubernetes' probes and to Prometheus."""
+"""Adapter: NATS and HTTP: reports on the broker to the bus, Kubernetes probes and Prometheus."""
 
 import asyncio
 import time
@@ -22,15 +22,14 @@ _NEVER_S: Final = -1.0
 _PROBLEMS_MAX: Final = 20
 _OFTEN_PER_S: Final = 20.0
 _OFTEN_BURST: Final = 200
-"""Limits how many events are published that pods can cause as often as they like.
-
-The gates refuse a node that sends 100 messages a second.
+"""The rate limit for events that pods can cause. The gates refuse a node that sends 100 messages a
+second.
 """
 _STARTING: Final = vocabulary.Phase.STARTING
 
 
 class BusReporter:
-    """Reports on a node's broker, which calls `observe` with what it does and sees."""
+    """Reports on a node's broker, which calls `observe` with its actions and observations."""
 
     plugin: Final = permissions.FUSE_BROKER
     resources: Final = (publication.DRIVER,)
@@ -73,9 +72,9 @@ class BusReporter:
             await self._reporter.report(until=asyncio.Event())
 
     def observe(self, observation: observations.Observation) -> None:
-        """Publish, count and log what the broker did or saw."""
+        """Publish, count and log an action or observation of the broker."""
         if not observation.pod.namespace:
-            # the self-check, which is reported separately
+            # the self-check's own mount, which is reported separately
             return
         event = self._event(observation, datetime.now(UTC))
         is_frequent = isinstance(observation, observations.Mounted | observations.Refused)
@@ -84,7 +83,7 @@ class BusReporter:
             return
         self._publish(event)
 
-    # What is reported
+    # The reported plugin, as `heartbeat_sender.Plugin`
 
     def heartbeat(self, sender: heartbeat_sender.Sender) -> vocabulary.Heartbeat:
         """Return the broker's current status."""
@@ -124,7 +123,7 @@ class BusReporter:
         )
 
     def publish_to(self, publish: Callable[[vocabulary.Event], None]) -> None:
-        """Use this function to publish changes from now on."""
+        """Publish all further changes with this function."""
         self._publish = publish
 
     def stop_reason(self) -> vocabulary.StopReason | None:
@@ -137,7 +136,7 @@ class BusReporter:
         return self._parts
 
     async def _send_heartbeat_on(self, changed: asyncio.Event) -> None:
-        """Send a heartbeat at once whenever something that it reports has changed."""
+        """Send a heartbeat at once whenever its content has changed."""
         while True:
             await changed.wait()
             changed.clear()
@@ -146,7 +145,7 @@ class BusReporter:
     async def _publish_mounts(self) -> None:
         """Publish the mounts whenever a check shows that they have changed.
 
-        No event reports that a mount has ended.
+        There is no event for the end of a mount.
         """
         published: tuple[vocabulary.FuseMount, ...] = ()
         while True:
@@ -189,7 +188,12 @@ class BusReporter:
             case observations.Mounted():
                 metrics.MOUNTED.inc()
                 mount = self._mount(seen.mount, seen.pod)
-                log.info("mounted", pod=pod, mount_point=mount.mount_point, source=mount.source)
+                log.info(
+                    "file_system_mounted",
+                    pod=pod,
+                    mount_point=mount.mount_point,
+                    source=mount.source,
+                )
                 return vocabulary.FuseMounted(node=node, plugin=plugin, at=at, mount=mount)
             case observations.Refused():
                 metrics.REFUSED.labels(seen.reason).inc()
@@ -244,7 +248,7 @@ class BusReporter:
 
 
 def _dropped(event: vocabulary.Event) -> None:
-    """Publish nothing: the bus is not connected yet, and an inventory will follow."""
+    """Drop an event: the bus is not connected yet, and an inventory will follow."""
 
 
 def _problems(parts: metrics.Parts) -> tuple[str, ...]:

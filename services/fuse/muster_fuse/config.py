@@ -15,18 +15,18 @@ Path = Annotated[str, msgspec.Meta(max_length=1024)]
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """What a pod may ask for, how often, and when a mount counts as hung."""
+    """The limits on a pod's mounts and requests, and when a mount counts as hung."""
 
     mounts_per_pod: Count = 32
 
     mounts_per_node: Count = 1024
-    """Needed because the kernel's memory for mounts is not limited per pod."""
+    """The limit exists because the kernel's memory for mounts is not limited per pod."""
 
     connections_per_pod: Count = 8
-    """Further connections wait until one of them has ended."""
+    """The maximum number of a pod's connections; further connections wait."""
 
     requests_burst: Count = 64
-    """How many requests a pod may make at once; after that, `requests_per_minute`."""
+    """How many requests a pod may make in a burst; after that, `requests_per_minute` applies."""
 
     requests_per_minute: Annotated[float, msgspec.Meta(gt=0, le=10_000)] = 60.0
 
@@ -34,7 +34,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """How long a connection may take to send its request."""
 
     allow_other: bool = True
-    """Whether a mount may be open to other users; only processes of its container see it anyway."""
+    """Whether a mount may be open to other users; in any case, only processes of its container see
+    it.
+    """
 
     fuse_on_fuse: bool = False
     """Whether a mount point may lie on a FUSE file system."""
@@ -43,14 +45,15 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """How often mounts are checked."""
 
     hung_s: Seconds = 60.0
-    """After this time without an answer from its daemon, a mount counts as hung."""
+    """How long a mount's daemon may not answer before the mount counts as hung."""
 
     lingering_s: Seconds = 120.0
-    """A mount that keeps a killed process of its pod from ending for this long is reported."""
+    """How long a mount may prevent a killed process of its pod from ending before it is reported.
+    """
 
 
 class Kubelet(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the kubelet keeps its pods and the sockets of its plugins: its `--root-dir`."""
+    """The kubelet's directory for pods and plugin sockets: its `--root-dir`."""
 
     directory: Path = "/var/lib/kubelet"
 
@@ -62,7 +65,7 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """All settings of the broker. An empty `node` means NODE_NAME, or else the host's name."""
+    """All settings of the broker. If `node` is empty, NODE_NAME or the host name is used."""
 
     node: Annotated[str, msgspec.Meta(pattern=r"^([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?)?$")] = ""
 
@@ -70,14 +73,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Shell patterns for the namespaces whose pods may have volumes."""
 
     pods_max: Count = 500
-    """How many pods of a node may have volumes."""
+    """The maximum number of pods with volumes on a node."""
 
     limits: Limits = Limits()
     state: Path = "/var/lib/muster-fuse"
-    """Where pods' volumes are made, and where records are kept when the broker restarts."""
+    """The directory for pods' volumes, and for the records that survive a restart of the broker."""
 
     helper: Path = "/opt/muster/fusermount3"
-    """The program that pods get as `fusermount3`."""
+    """The program that pods see as `fusermount3`."""
 
     kubelet: Kubelet = Kubelet()
     self_test_s: sections.Pause = 60.0
@@ -90,7 +93,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     snapshot_period_s: sections.Pause = 300.0
 
     def __post_init__(self) -> None:
-        """Refuse a relative path."""
+        """Reject a relative path."""
         for key, path in (
             ("state", self.state),
             ("helper", self.helper),
@@ -101,7 +104,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def hash(self) -> str:
-        """A hash of the settings that decide what pods may have, for the heartbeats."""
+        """A hash of the settings that limit pods, for the heartbeats."""
         what = (self.namespaces, self.pods_max, self.limits)
         canonical = msgspec.json.encode(what, order="sorted")
         return hashlib.sha256(canonical).hexdigest()[:12]

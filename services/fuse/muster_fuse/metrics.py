@@ -34,7 +34,7 @@ UNPUBLISHED: Final = prometheus_client.Counter(
 
 
 class Parts(NamedTuple):
-    """What a broker consists of."""
+    """The parts of a broker."""
 
     broker: service.Broker
     mounter: mounter_client.Mounter
@@ -55,7 +55,7 @@ class Collector(registry.Collector):
         """Collect all metrics."""
         broker, mounter, served, driver, offered, check = self._parts
         now = time.monotonic()
-        # excludes those of the self-check
+        # excludes the mounts of the self-check
         mounts = [mount for mount in broker.mounts() if served.pod(mount.pod_uid) is not None]
         yield _gauge("muster_fuse_mounts", "File systems mounted in pods now.", len(mounts))
         conditions = [each for mount in mounts for each in broker.conditions(mount)]
@@ -70,11 +70,13 @@ class Collector(registry.Collector):
         yield _gauge("muster_fuse_pods", "Pods that have volumes now.", served.pods)
         yield _gauge(
             "muster_fuse_pods_unserved",
-            "Pods whose socket could not be made.",
+            "Pods whose socket could not be created.",
             len(served.problems),
         )
-        yield _counter("muster_fuse_volumes_published", "Volumes made.", driver.published)
-        yield _counter("muster_fuse_volumes_refused", "Volumes not made.", driver.refused)
+        yield _counter("muster_fuse_volumes_published", "Volumes published.", driver.published)
+        yield _counter(
+            "muster_fuse_volumes_refused", "Volumes that could not be published.", driver.refused
+        )
         yield _counter(
             "muster_fuse_registrations",
             "Times the kubelet registered the driver.",

@@ -1,4 +1,4 @@
-"""Pure: the packets between the helper in a pod and the broker.
+"""Pure: encodes and decodes the packets between the helper in a pod and the broker.
 
 The socket is of type SOCK_SEQPACKET: each request and each reply is a single packet of at most
 4,096 bytes. A packet is a header of 16 bytes, all numbers little-endian, and a payload:
@@ -17,9 +17,10 @@ A mount carries one descriptor of the mount point, opened with O_PATH; its succe
 one open descriptor of /dev/fuse. An unmount carries one descriptor of the root of the mount, opened
 with O_PATH and O_NOFOLLOW. No other packet carries a descriptor.
 
-With the flag SYNC_INIT a mount has two replies: first the descriptor of /dev/fuse with operation
-SYNC_INIT; the helper then sends an empty CONTINUE packet when the file system is ready to be
-mounted; then the result of the mount, with operation MOUNT and without a descriptor.
+With the flag SYNC_INIT, a mount has two replies. The first carries the descriptor of /dev/fuse,
+with operation SYNC_INIT. When the file system is ready to be mounted, the helper sends an empty
+CONTINUE packet. The second reply is the result of the mount, with operation MOUNT and without a
+descriptor.
 """
 
 import enum
@@ -35,7 +36,7 @@ TEXT_MAX: Final = 1024
 
 
 class Operation(enum.IntEnum):
-    """What a packet asks for, or answers."""
+    """The operation that a packet requests or answers."""
 
     MOUNT = 1
     UNMOUNT = 2
@@ -45,18 +46,18 @@ class Operation(enum.IntEnum):
 
 
 class Flag(enum.IntFlag):
-    """How an operation is to be carried out."""
+    """A modifier of an operation."""
 
     LAZY = 1
-    """The unmount detaches the file system even if it is in use."""
+    """Detach the file system even if it is in use."""
     SYNC_INIT = 2
-    """The descriptor is handed over first, and the mount is made when the helper says so."""
+    """Send the descriptor first, and mount when the helper requests it."""
 
 
 DESCRIPTORS: Final = {Operation.MOUNT: 1, Operation.UNMOUNT: 1}
-"""How many descriptors a request carries; others carry none."""
+"""The number of descriptors by operation; other operations carry none."""
 FLAGS: Final = {Operation.MOUNT: Flag.SYNC_INIT, Operation.UNMOUNT: Flag.LAZY}
-"""The flags that a request may have; others have none."""
+"""The allowed flags by operation; other operations allow none."""
 
 
 class Request(NamedTuple):
@@ -68,7 +69,7 @@ class Request(NamedTuple):
 
 
 class MalformedPacket(ValueError):
-    """A packet that the protocol does not allow; the text says why."""
+    """A packet that violates the protocol; the text is the reason."""
 
 
 def parse(packet: bytes, *, descriptors: int) -> Request:

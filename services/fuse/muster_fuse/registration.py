@@ -1,7 +1,7 @@
-"""Adapter: the socket over which the kubelet registers a CSI or DRA driver, and then calls it.
+"""Adapter: gRPC: serves the socket over which the kubelet registers and calls a CSI or DRA driver.
 
-The kubelet's plugin watcher notices the socket, asks which driver it offers, and says whether the
-driver is registered. After a restart the kubelet does so again by itself. The same socket serves
+The kubelet's plugin watcher detects the socket, asks which driver it offers, and reports whether
+the driver is registered. It repeats this after every restart of the kubelet. The same socket serves
 the driver, so that a registered driver is always served.
 """
 
@@ -28,7 +28,7 @@ _RETRY: Final = pacing.Backoff(first_s=0.5, max_s=30.0)
 
 
 class Driver(NamedTuple):
-    """The driver to offer; `kind` and `versions` are as the kubelet spells them."""
+    """The offered driver; `kind` and `versions` are spelled as in the kubelet."""
 
     kind: str
     name: str
@@ -37,7 +37,7 @@ class Driver(NamedTuple):
 
 
 async def _nothing() -> None:
-    """Prepare nothing."""
+    """Do nothing: the default for `prepare`."""
 
 
 class Registration:
@@ -57,7 +57,9 @@ class Registration:
         unregistered_s: float = 60.0,
     ) -> None:
         self.registered_at: float | None = None
-        """When the kubelet registered the driver, in monotonic seconds; None if it has not."""
+        """When the kubelet registered the driver, in monotonic seconds; None if it is not
+        registered.
+        """
         self.registrations = 0
         self.problem = "the kubelet has not registered the driver"
         """Why the driver is not registered; empty if it is."""
@@ -85,7 +87,7 @@ class Registration:
             except (OSError, RuntimeError) as error:
                 problem = f"{self._path}: {error}"
             finally:
-                # before anything else: gRPC unlinks the path, even if it is somebody else's by then
+                # must come first: gRPC unlinks the path, even of another process's socket
                 await server.stop(_STOP_GRACE_S)
             self._lose(problem)
             failures += 1
@@ -96,7 +98,7 @@ class Registration:
         request: pr.InfoRequest,  # noqa: ARG002  # empty
         context: rpc.Context[pr.InfoRequest, pr.PluginInfo],  # noqa: ARG002
     ) -> pr.PluginInfo:
-        """Return which driver this socket offers."""
+        """Return the driver that this socket offers."""
         return pr.PluginInfo(
             type=self._driver.kind,
             name=self._driver.name,
@@ -109,7 +111,7 @@ class Registration:
         request: pr.RegistrationStatus,
         context: rpc.Context[pr.RegistrationStatus, pr.RegistrationStatusResponse],  # noqa: ARG002
     ) -> pr.RegistrationStatusResponse:
-        """Note whether the kubelet registered the driver."""
+        """Record whether the kubelet registered the driver."""
         if request.plugin_registered:
             self.registered_at, self.problem = time.monotonic(), ""
             self.registrations += 1
@@ -120,7 +122,10 @@ class Registration:
         return pr.RegistrationStatusResponse()
 
     async def _serve(self, server: grpc.aio.Server) -> str:
-        """Serve until the socket is lost or useless; return why. Raises OSError, RuntimeError."""
+        """Serve until the socket is lost or unused; return the reason.
+
+        Raises OSError, RuntimeError.
+        """
         self._path.parent.mkdir(mode=0o750, exist_ok=True)
         server.add_insecure_port(f"unix:{self._path}")
         await server.start()

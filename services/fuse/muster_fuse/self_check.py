@@ -1,7 +1,7 @@
-"""Adapter: the broker's check of itself: a hello and a complete mount over its own socket.
+"""Adapter: the broker's socket: checks the broker with a hello and a complete mount.
 
-Both go through a socket like a pod's, so that they fail when a pod's request would fail. If the
-broker is not in a pod, the socket accepts processes in the broker's own cgroup.
+Both use a socket like a pod's, so that they fail if a pod's request would fail. If the broker is
+not in a pod, the socket accepts processes in the broker's own cgroup.
 """
 
 import asyncio
@@ -43,16 +43,16 @@ class SelfCheck:
         """How long the last self-test took."""
         self.tested_at: float | None = None
         self.answered_at = time.monotonic()
-        """When the broker last answered a hello, or when it started."""
+        """When the broker last answered a hello; before the first, when it started."""
         self.changed = asyncio.Event()
-        """Set when the outcome of a test differs from the one before."""
+        """Set when the outcome of a test differs from that of the previous test."""
         self._broker = broker
         self._mounter = mounter
         self._path = path
         self._period_s = period_s
 
     async def run(self) -> None:
-        """Check until cancelled. Raises OSError if the socket cannot be made."""
+        """Check until cancelled. Raises OSError if the socket cannot be created."""
         # a pod without a name: its mounts are neither counted nor reported
         uid = caller.pod_uid(_CGROUP.read_text("ascii")) or ""
         await self._broker.open(caller.Pod(uid=uid, namespace="", name=""), self._path)

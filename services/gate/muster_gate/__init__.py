@@ -1,5 +1,5 @@
 """The gate decides for nats-server which clients may connect, and binds each plugin to its node.
 
 `callout` decides, `tokens` verifies a projected service account token with the cluster's public
-keys, `cluster_keys` fetches these keys, and `config` has the settings.
+keys, `cluster_keys` fetches these keys, and `config` defines the settings.
 """

@@ -1,4 +1,4 @@
-"""Adapter: NATS: answers nats-server's auth callout requests, and keeps the cluster's keys fresh.
+"""Adapter: NATS: answers nats-server's auth callout requests, and refreshes the cluster's keys.
 
 The replicas are one queue group, so each request is answered once. If no replica is running,
 existing connections stay, and nats-server refuses new ones; clients retry.
@@ -26,12 +26,14 @@ start.end_imports()
 
 _GROUP: Final = "muster-gate"
 _REFETCH_S: Final = 5.0
-"""The least time between two fetches of the keys for tokens with an unknown key."""
+"""The minimum time between two fetches of the keys that are caused by tokens with an unknown key.
+"""
 _WAITING_FOR_KEYS_MAX: Final = 1_000
 _LOG_INTERVAL_S: Final = 10.0
 _REQUESTS_MAX: Final = 20_000
 _LATE_S: Final = 1.5
-"""A client waits for 2 s and then retries: a later answer would be useless and delay others."""
+"""A client waits for 2 s and then retries; a later answer would be useless and would delay others.
+"""
 
 ANSWERS: Final = metrics.counter(
     "muster_gate_answers_total",
@@ -121,11 +123,11 @@ class Gate:
                 task.add_done_callback(self._waiting.discard)
             else:
                 await self._respond(request, decision)
-            # let requests arrive and answers be sent
+            # yield, so that requests arrive and answers are sent
             await asyncio.sleep(0)
 
     async def refresh(self) -> None:
-        """Refresh the cluster's keys and our own until cancelled."""
+        """Periodically refresh the cluster's keys and our own until cancelled."""
         while True:
             await self.fetch()
             await asyncio.sleep(self._settings.keys.refresh_s)
@@ -222,11 +224,11 @@ class Gate:
             self._authorizer.signing = read_signing(self._settings)
         except entry.CannotStart as error:
             if not self._is_signing_unusable:
-                logs.logger().error("signing_unusable", error=str(error))
+                logs.logger().error("signing_key_unusable", error=str(error))
             self._is_signing_unusable = True
         else:
             if self._is_signing_unusable:
-                logs.logger().info("signing_key_readable_again")
+                logs.logger().info("signing_key_restored")
             self._is_signing_unusable = False
         SIGNING.set(not self._is_signing_unusable)
 

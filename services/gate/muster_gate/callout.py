@@ -1,7 +1,8 @@
-"""Pure: NATS auth callout: decides who may connect, and how often (nats-io/jwt v2, 2.15).
+"""Pure: NATS auth callout: decides which clients may connect, and how often.
 
-The server signs requests, and we sign answers. The user in an answer is signed with the key whose
-scope has the permissions of a plugin. The user's name is its inbox prefix, and its tag is the node.
+Sources: nats-io/jwt v2, nats-server 2.15. The server signs requests, and we sign answers. The user
+in an answer is signed with the key whose scope has the permissions of a plugin. The user's name is
+its inbox prefix, and its tag is the node.
 """
 
 from collections.abc import Collection
@@ -17,7 +18,8 @@ from muster_gate.tokens import Reason, Refused
 
 _AUDIENCE: Final = "nats-authorization-request"
 _NODES_MAX: Final = 200_000
-"""A compromised plugin must not open so many connections that nats-server accepts no others."""
+"""The connection limit per plugin: a compromised plugin must not exhaust nats-server's connections.
+"""
 
 
 class _Server(msgspec.Struct, frozen=True):
@@ -35,7 +37,7 @@ class _Options(msgspec.Struct, frozen=True):
 
 
 class AuthRequest(msgspec.Struct, frozen=True):
-    """A request to connect, as nats-server passes it on."""
+    """A client's connection request, as nats-server forwards it."""
 
     server_id: _Server
     user_nkey: str
@@ -75,7 +77,7 @@ class Admitted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Denied:
-    """A connection is denied for this reason; `answer` is empty if no answer is possible."""
+    """A connection is denied; `answer` is empty if no answer is possible."""
 
     answer: bytes
     reason: Reason
@@ -85,7 +87,7 @@ class Denied:
 
 
 class Authorizer:
-    """Decides about requests with the cluster's and our own keys, and limits their rate."""
+    """Decides on requests with the cluster's and our own keys, and limits their rate."""
 
     def __init__(self, settings: config.Settings, signing: Signing) -> None:
         self.ring: tokens.Keyring | None = None
@@ -172,7 +174,7 @@ def read_request(payload: bytes) -> AuthRequest:
 
 
 def is_named_for(name: str, node: str, plugins: Collection[str]) -> bool:
-    """Return whether a connection's name, `<plugin> <node>`, is that of a plugin on this node.
+    """Return whether a connection's name is `<plugin> <node>` for a plugin on this node.
 
     Health identifies a closed connection by this name.
     """
@@ -209,7 +211,7 @@ def allow(
 
 
 def deny(request: AuthRequest, reason: Reason, keys: Signing, *, at: float) -> bytes:
-    """Return the answer that denies a connection; only nats-server's log shows the reason."""
+    """Return the answer that denies a connection; the reason appears only in nats-server's log."""
     return _answer(request, {"error": f"muster-gate: {reason}"}, keys, at=at)
 
 

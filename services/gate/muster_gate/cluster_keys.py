@@ -1,6 +1,6 @@
 """Adapter: the Kubernetes API: fetches the cluster's public keys or reads a file, and caches them.
 
-The API server shows the keys to every service account (the role system:service-account-issuer-
+The API server serves the keys to every service account (the role system:service-account-issuer-
 discovery), at /openid/v1/jwks; they are not secret.
 """
 
@@ -43,7 +43,7 @@ def api_address(configured: str) -> str:
 
 
 async def fetch(rules: config.Keys, *, issuer: str, api: str, at: float) -> tokens.Keyring:
-    """Return the current keys, and cache them if a cache is set. Raises KeysUnavailable."""
+    """Return the current keys, and cache them if a cache is configured. Raises KeysUnavailable."""
     try:
         if rules.file is not None:
             document = _bounded(await asyncio.to_thread(Path(rules.file).read_bytes))
@@ -58,7 +58,7 @@ async def fetch(rules: config.Keys, *, issuer: str, api: str, at: float) -> toke
     except OSError as error:
         raise KeysUnavailable(f"{rules.file}: {error.strerror or error}") from None
     if rules.cache is not None:
-        # the cache is only needed for a start while the API server is unavailable
+        # the cache is needed only to start while the API server is unavailable
         with contextlib.suppress(OSError):
             _cache(Path(rules.cache), _Cached(issuer, msgspec.Raw(document), at))
     return ring

@@ -13,26 +13,26 @@ File = Annotated[str, msgspec.Meta(min_length=1, max_length=4096)]
 
 
 class Tokens(msgspec.Struct, frozen=True, kw_only=True):
-    """Which tokens are accepted: those of these service accounts, issued for this audience."""
+    """The accepted tokens: those of these service accounts, issued for this audience."""
 
     issuer: Annotated[str, msgspec.Meta(max_length=1024)] = ""
     """The issuer in the tokens; by default, the issuer that the API server reports."""
     audience: Text = "muster-nats"
     namespace: Text = "muster"
     account: Text = "muster-plugin"
-    """Its pods may use the names in `plugins`."""
+    """The plugins' service account; its pods may use the names in `plugins`."""
     others: Mapping[Text, Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]] = msgspec.field(
         default_factory=lambda: {"muster-fuse": (permissions.FUSE_BROKER,)}
     )
-    """Further service accounts, and the names of plugins that the pods of each may use."""
+    """Further service accounts, and the plugin names that the pods of each may use."""
     leeway_s: Annotated[float, msgspec.Meta(ge=0, le=300)] = 30.0
-    """How far the clocks of the API server and of this machine may differ."""
+    """The allowed difference between the clocks of the API server and this machine."""
     lifetime_max_s: Annotated[float, msgspec.Meta(ge=10, le=86_400)] = 86_400.0
-    """After this time, a client must show its token again, even if the token is still valid."""
+    """After this time, a client must present its token again, even if the token is still valid."""
 
 
 class Keys(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the public keys of the cluster come from, and how long they are used."""
+    """The source of the cluster's public keys, and how long the keys are used."""
 
     file: File | None = None
     """A JSON Web Key Set, instead of the API server; `issuer` must be set then."""
@@ -51,38 +51,40 @@ class Keys(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Pace(msgspec.Struct, frozen=True, kw_only=True):
-    """How often the plugins of one node may connect: a burst, and then a rate per minute."""
+    """How often the plugins of one node may connect: a burst, then a rate per minute."""
 
     burst: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 20
     per_minute: Annotated[float, msgspec.Meta(gt=0, le=10_000)] = 12.0
 
 
 class Rates(msgspec.Struct, frozen=True, kw_only=True):
-    """How much one node may send, on all its connections together, and what happens beyond that.
+    """How much one node may send on all its connections together, and the penalty for more.
 
-    The defaults are about a hundred times what a plugin with one heartbeat a second sends.
+    The defaults are about a hundred times the traffic of a plugin with one heartbeat a second.
     """
 
     messages_per_s: Annotated[float, msgspec.Meta(gt=0, le=1e9)] = 100.0
     bytes_per_s: Annotated[float, msgspec.Meta(gt=0, le=1e12)] = 524_288.0
     burst_s: Annotated[float, msgspec.Meta(ge=1, le=3600)] = 60.0
-    """The reserve, in seconds of these rates, for messages that waited during an outage."""
+    """The reserve for messages that waited during an outage, in seconds of these rates."""
     connections: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 8
-    """If a node has more connections, the oldest are closed."""
+    """The maximum number of a node's connections; the oldest excess connections are closed."""
     refuse_s: Annotated[float, msgspec.Meta(ge=0.1, le=86_400)] = 10.0
-    """How long a node is refused after sending more."""
+    """How long a node is refused after it exceeded a rate."""
     read_s: sections.Pause = 1.0
-    """How often the gate asks the servers what each connection has sent; four times as often while
-    a node is refused and for `burst_s` afterwards."""
+    """How often the gate asks the servers for each connection's traffic; four times as often while
+    a node is refused and for `burst_s` afterwards.
+    """
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """All settings of the gate."""
 
     signing: File = "/etc/muster-gate/gate.json"
-    """The keys that sign answers, as `muster auth init` writes them; read again periodically."""
+    """The file with the keys that sign answers, written by `muster auth init`; reread periodically.
+    """
     password: File | None = None
-    """The gate's password in an installation with passwords: the signing key is derived from it."""
+    """The gate's password in an installation with passwords; the signing key is derived from it."""
     bus: sections.Bus = sections.Bus()
     tokens: Tokens = msgspec.field(default_factory=Tokens)
     plugins: tuple[str, ...] = (permissions.PLUGIN,)

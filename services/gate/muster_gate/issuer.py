@@ -1,4 +1,4 @@
-"""Adapter: files: derives the gate's key from its password, and tells nats-server its public half.
+"""Adapter: files: derives the gate's key from its password, and writes its public key for NATS.
 
 python -m muster_gate.issuer PASSWORD FILE
 
@@ -21,7 +21,7 @@ _PURPOSE: Final = b"muster gate signs users\0"
 
 
 def derive_signing(password: bytes) -> callout.Signing:
-    """Return the key that belongs to the gate's password, which NATS knows too.
+    """Return the key derived from the gate's password, which NATS also knows.
 
     Raises ValueError, which quotes no part of the password.
     """

@@ -1,8 +1,7 @@
-"""Pure: decides which nodes send more than they may, and for how long these are refused.
+"""Pure: decides which nodes exceed their rate limits, and for how long they are refused.
 
-nats-server reports how much each connection has sent. All connections of a node share two
-allowances, for messages and for bytes: each is a rate, and a reserve of what that gives in
-`burst_s`.
+nats-server reports how much each connection has sent. All connections of a node share two limits,
+for messages and for bytes: each is a rate, with a reserve of that rate times `burst_s`.
 
 | the node is | and | it becomes | the gates |
 |---|---|---|---|
@@ -12,12 +11,12 @@ allowances, for messages and for bytes: each is a rate, and a reserve of what th
 | refused | its penalty is over | free, with the reserve that it has regained | |
 | free | another gate announces it | refused, until the later end | disconnect it |
 
-Every penalty lasts only `refuse_s`: whoever floods a node's subjects has the same token as its
-plugin, which must be back soon after the flood. So what a node can send after a penalty is limited
-by its reserve, and by how often connections are read meanwhile (`is_watched`).
+Every penalty lasts only `refuse_s`: an attacker on the node has the same token as its plugin, which
+must be admitted again soon after the flood. So a node's traffic after a penalty is limited by its
+reserve, and by how often connections are read meanwhile (`is_watched`).
 
-Every gate decides alone. Announcements between gates can arrive twice, late or never; if they give
-different ends for a node, the latest counts.
+Every gate decides independently. Announcements between gates can arrive twice, late or never; if
+they contain different ends for a node's penalty, the latest counts.
 
 `now` is monotonic. Only nodes and connections that gates admitted are counted.
 """
@@ -33,13 +32,14 @@ _SERVER_GONE_S: Final = 60.0
 _SERVERS_MAX: Final = 64
 _NODES_MAX: Final = 20_000
 _TOLERANCE_S: Final = 1.0
-"""An announced end is late by the time that the announcement took; this must not add up.
-A connection's age is likewise late by the time that its report took."""
+"""An announced end is late by the delay of its announcement; these delays must not add up. A
+connection's age is likewise late by the delay of its report.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """What a connection has sent so far, and for how long it has been open, or was open."""
+    """A connection's total traffic, and for how long it has been (or was) open."""
 
     id: int
     node: str
@@ -58,7 +58,7 @@ class Penalty:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Violation:
-    """A node exceeded a rate: what it sent within `seconds`, and the penalty."""
+    """A node exceeded a rate: its traffic within `seconds`, and the penalty."""
 
     node: str
     messages: int
@@ -78,16 +78,16 @@ class Decision:
 
 @dataclass(slots=True)
 class _Node:
-    """What is known about a node: how much of its reserve it used, and until when it is refused."""
+    """The state of a node: how much of its reserve is used, and until when it is refused."""
 
     updated_at: float
     since: float
-    """When it began to use its reserve."""
+    """When the node began to use its reserve."""
     used_messages: float = 0.0
     used_bytes: float = 0.0
     messages: int = 0
     bytes: int = 0
-    """What it sent since then."""
+    """The node's traffic since then."""
     until: float = float("-inf")
 
 
@@ -97,12 +97,13 @@ class RateLimiter:
     def __init__(self, rates: config.Rates) -> None:
         self._rates = rates
         self._nodes: dict[str, _Node] = {}
-        """The nodes that are not free with a full reserve; least recently used first."""
+        """The nodes that are refused or have used part of their reserve; least recently used first.
+        """
         self._servers: dict[str, tuple[float, dict[int, Traffic]]] = {}
-        """The open connections of each server, and when it reported them."""
+        """The open connections of each server, and when the server reported them."""
 
     def read(self, server: str, traffic: Iterable[Traffic], *, now: float) -> Decision:
-        """Judge what a server reports about all of its connections; return what to do there."""
+        """Evaluate a server's report on all its connections; return the consequences."""
         since_s = self._since_s(server, now)
         read_at, known = self._servers.pop(server, (now, {}))
         others = {k: v for k, v in self._servers.items() if now - v[0] < _SERVER_GONE_S}
@@ -125,7 +126,7 @@ class RateLimiter:
         )
 
     def closed(self, server: str, traffic: Traffic, *, now: float) -> Violation | None:
-        """Judge a connection that was closed, perhaps before it was ever reported."""
+        """Evaluate a closed connection, which may never have been reported while open."""
         since_s = self._since_s(server, now)
         read_at, known = self._servers.get(server, (now, {}))
         before = known.pop(traffic.id, None) or _opened(traffic, since_s)
@@ -141,20 +142,20 @@ class RateLimiter:
             node.until = now + rest_s
 
     def connections(self) -> int:
-        """Return how many connections there are in the servers' last reports."""
+        """Return the number of connections in the servers' last reports."""
         return sum(len(known) for _, known in self._servers.values())
 
     def refused_s(self, node: str, now: float) -> float:
-        """Return for how much longer a node is refused; 0 if it is not."""
+        """Return for how much longer a node is refused; 0 if it is not refused."""
         known = self._nodes.get(node)
         return 0.0 if known is None else max(0.0, known.until - now)
 
     def is_watched(self, now: float) -> bool:
-        """Return whether any node is refused, or was so recently that it may flood again."""
+        """Return whether any node is refused, or was refused recently and may flood again."""
         return any(now - node.until < self._rates.burst_s for node in self._nodes.values())
 
     def penalties(self, now: float) -> Sequence[Penalty]:
-        """Return the penalties that are not over."""
+        """Return the penalties that have not expired."""
         return [
             Penalty(node=name, rest_s=node.until - now)
             for name, node in self._nodes.items()
@@ -162,12 +163,12 @@ class RateLimiter:
         ]
 
     def _since_s(self, server: str, now: float) -> float | None:
-        """Return how long ago a server reported; None if it has not."""
+        """Return how long ago a server last reported; None if never."""
         held = self._servers.get(server)
         return None if held is None else now - held[0]
 
     def _is_quiet(self, new: Traffic, known: Traffic | None, since_s: float) -> bool:
-        """Return whether the node is within its rates even if all its connections send as much."""
+        """Return whether the node is within its rates even if each connection sends this much."""
         if known is None or new.node in self._nodes:
             return False
         share_s = since_s / self._rates.connections
@@ -177,7 +178,7 @@ class RateLimiter:
         )
 
     def _excess(self, reported: Collection[Traffic]) -> set[int]:
-        """Return the oldest connections of nodes that have too many: those may be dead."""
+        """Return the oldest connections of nodes with too many, because the oldest may be dead."""
         counts = Counter(c.node for _, known in self._servers.values() for c in known.values())
         limit = self._rates.connections
         over = {node: count - limit for node, count in counts.items() if count > limit}
@@ -191,10 +192,10 @@ class RateLimiter:
     def _charge(
         self, new: Traffic, known: Traffic | None, *, since: float, now: float
     ) -> Violation | None:
-        """Charge a node's reserve for what a connection has sent since it was last judged."""
+        """Charge a node's reserve with the traffic of a connection since its last evaluation."""
         rates = self._rates
         messages, bytes_ = new.messages, new.bytes
-        # before its server reported for the first time, it may have sent at its rates
+        # before its server's first report, the node may have sent at its rates
         covered_s = new.age_s
         if known is None:
             since = now - new.age_s
@@ -238,10 +239,10 @@ class RateLimiter:
         )
 
     def _node(self, name: str, now: float, *, read_at: float) -> _Node:
-        """Return what is known about a node, with its reserve refilled up to now.
+        """Return the state of a node, with its reserve refilled up to now.
 
-        What it sent since `read_at` is not yet charged, and may have been sent at any time since:
-        for that time, the reserve can be more than full until the charge.
+        Traffic since `read_at` is not charged yet, and its exact time is unknown: for that period,
+        the reserve can be more than full until the charge.
         """
         node = self._nodes.pop(name, None) or _Node(updated_at=read_at, since=now)
         if len(self._nodes) >= _NODES_MAX:
@@ -271,9 +272,9 @@ class RateLimiter:
 def _opened(connection: Traffic, since_s: float | None) -> Traffic | None:
     """Return a connection with nothing sent if it was opened after its server's last report.
 
-    All connections of a node share what the rates have allowed since then. If each had all of that
-    for itself, a node with many short connections could send many times as much. A connection that
-    is older is already closed: its end was announced before the report that still lists it.
+    All connections of a node share the allowance since then. If each connection had its own, a node
+    with many short connections could send many times as much. An older connection is already
+    closed: its closure was announced before the report that still lists it.
     """
     if since_s is None or connection.age_s > since_s + _TOLERANCE_S:
         return None

@@ -1,10 +1,10 @@
-"""Pure: verifies a projected service account token of Kubernetes by the cluster's public keys.
+"""Pure: verifies a projected Kubernetes service account token with the cluster's public keys.
 
 Only the cluster's public keys are needed. Asking the API server about each token would cause ten
 thousand requests when ten thousand plugins reconnect at once, perhaps while it is unavailable. The
 keys are a JSON Web Key Set (RFC 7517); Kubernetes signs with RSA or with elliptic curves
-(pkg/serviceaccount/jwt.go, signerFromPrivateKey; 1.36). Each key is used with one algorithm only:
-the algorithm that a token names is compared, never trusted.
+(pkg/serviceaccount/jwt.go, signerFromPrivateKey; 1.36). Each key is used with one algorithm only;
+the algorithm in a token is compared with it, never trusted.
 
 While the API server is unavailable, kubelets cannot renew tokens. Tokens are then verified as of
 the last fetch of the keys, so that a plugin that was admitted a minute ago is admitted again.
@@ -30,7 +30,7 @@ _KEYS_MAX: Final = 64
 _COORDINATE_BYTES: Final = 32
 
 Check: TypeAlias = Callable[[bytes, bytes], None]
-"""Raises InvalidSignature unless the second argument is a signature of the first."""
+"""Raises InvalidSignature unless the second argument is a valid signature of the first."""
 _TOKEN_MAX: Final = 4096
 """nats-server does not accept longer lines (max_control_line)."""
 _LATEST: Final = 2**40
@@ -46,13 +46,13 @@ class BadKeys(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class PublicKey:
-    """A public key, and the one algorithm that it may be used with."""
+    """A public key, and the only algorithm with which it may be used."""
 
     algorithm: str
     check: Check
 
     def is_signed(self, signed: bytes, signature: bytes) -> bool:
-        """Return whether this key's owner made this signature."""
+        """Return whether the signature was made with this key."""
         try:
             self.check(signed, signature)
         except (exceptions.InvalidSignature, ValueError):
@@ -166,7 +166,7 @@ class Bearer:
     """The node in the form used in subjects, not its name: `a_b` for `a.b`."""
     pod: str
     lifetime_s: float
-    """How long the client may stay connected before it must show a token again."""
+    """How long the client may stay connected before it must present a token again."""
 
 
 class _Header(msgspec.Struct, frozen=True):
@@ -237,7 +237,7 @@ def _parts(token: str) -> tuple[nkeys.Parts, _Header]:
         header = msgspec.json.decode(parts.header, type=_Header)
     except (*codec.UNREADABLE, ValueError):
         raise Refused(Reason.MALFORMED) from None
-    # RFC 7515, 4.1.11: refuse critical headers, because we do not know any
+    # RFC 7515, 4.1.11: refuse critical headers, because none is supported
     if header.crit or header.typ.upper() != "JWT":
         raise Refused(Reason.MALFORMED)
     return parts, header
@@ -246,7 +246,7 @@ def _parts(token: str) -> tuple[nkeys.Parts, _Header]:
 def _as_of(ring: Keyring, keys: config.Keys, at: float) -> float:
     """Return the time at which a token must have been valid."""
     is_unavailable = at - ring.fetched_at > _MISSED_REFRESHES_MAX * keys.refresh_s
-    # keys from a file do not show whether the API server is available
+    # for keys from a file, it is unknown whether the API server is available
     return ring.fetched_at if is_unavailable and keys.file is None else at
 
 
@@ -288,7 +288,7 @@ class Reason(enum.StrEnum):
     """Why a connection is denied, in the order of the checks."""
 
     UNREADABLE = "unreadable"
-    """The request is not one from nats-server."""
+    """The request does not come from nats-server."""
     NO_TOKEN = "no_token"  # noqa: S105  # a word
     MALFORMED = "malformed"
     ALGORITHM = "algorithm"
@@ -302,16 +302,16 @@ class Reason(enum.StrEnum):
     EXPIRED = "expired"
     NOT_YET = "not_yet"
     ACCOUNT = "account"
-    """The token is not from a service account of plugins."""
+    """The token belongs to a service account that is not configured for plugins."""
     NO_NODE = "no_node"
     """The token is not bound to a pod on a node."""
     NAME = "name"
-    """The connection has the name of a plugin on another node."""
+    """The connection's name is not that of a plugin on this node."""
     NOISY = "noisy"
-    """The node sent more than it may, and is refused for a while (`rate_limiter`)."""
+    """The node exceeded its rate limit and is refused for a while (`rate_limiter`)."""
     TOO_OFTEN = "too_often"
     LATE = "late"
-    """The client has given up waiting: more clients connect than we can answer in time."""
+    """The client has given up waiting; more clients are connecting than can be answered in time."""
 
 
 class Refused(Exception):

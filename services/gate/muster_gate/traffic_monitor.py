@@ -1,4 +1,4 @@
-"""Adapter: NATS: asks servers what each plugin's connections have sent; closes noisy ones.
+"""Adapter: NATS: reads the traffic of plugins' connections; closes connections of noisy nodes.
 
 Every gate reads the reports of all servers, whichever gate asked for them, and `rate_limiter`
 decides. Closing a connection that is already closed has no effect, so several gates may do so.
@@ -30,11 +30,13 @@ _PENDING_BYTES_MAX: Final = 256 * 1024 * 1024
 _PENALTIES_MAX: Final = 500
 _ANNOUNCE_S: Final = 5.0
 _CONNECTIONS_PER_S: Final = 5_000
-"""At most this many connections are read in a second: 1,500 cost 0.6 % of a core."""
+"""The maximum number of connections read per second: 1,500 cost 0.6 % of a core."""
 _JITTER: Final = 0.2
 """The share of a period that is random, so that gates seldom ask at the same time."""
 _WATCHED: Final = 4
-"""How many times as often connections are read while a node is watched, to end floods sooner."""
+"""The factor by which connections are read more often while a node is watched, to end floods
+sooner.
+"""
 _UNANSWERED_S: Final = 30.0
 _UNANSWERED_WAIT_S: Final = 60.0
 """How often servers that do not answer are asked again."""
@@ -73,7 +75,7 @@ class _Connections(msgspec.Struct, frozen=True):
 
 
 class _Report(msgspec.Struct, frozen=True):
-    """What a server answers: nats-server server/monitor.go, Connz (2.15)."""
+    """A server's report on its connections: nats-server server/monitor.go, Connz (2.15)."""
 
     data: _Connections
 
@@ -96,7 +98,7 @@ class _Sent(msgspec.Struct, frozen=True):
 
 
 class _Closed(msgspec.Struct, frozen=True):
-    """What a server says about a closed connection: server/events.go, DisconnectEventMsg (2.15)."""
+    """A server's report on a closed connection: server/events.go, DisconnectEventMsg (2.15)."""
 
     server: _Server
     client: _Client
@@ -114,7 +116,7 @@ _PENALTIES: Final = msgspec.json.Decoder(tuple[_Penalty, ...])
 
 
 class TrafficMonitor:
-    """Reads how much nodes send, over the gate's own connection; enforces the limits."""
+    """Measures the nodes' traffic over the gate's own connection, and enforces the limits."""
 
     def __init__(self, limiter: rate_limiter.RateLimiter, rates: config.Rates) -> None:
         self._limiter = limiter
@@ -124,7 +126,7 @@ class TrafficMonitor:
         self._sequence = 0
         self._announced_at = float("-inf")
         self._asked_at = float("-inf")
-        """When any gate last asked, as far as is known here."""
+        """When any gate last asked, as far as this gate knows."""
         self._answered_at = float("-inf")
         self._is_answered = True
 
@@ -141,7 +143,7 @@ class TrafficMonitor:
         self._client = client
 
     async def ask(self) -> None:
-        """Ask all servers for their connections periodically, unless another gate just did."""
+        """Periodically ask all servers for their connections, unless another gate just did."""
         self._answered_at = self._now()
         while True:
             wait_s = self._asked_at + self._period_s() - self._now()
@@ -165,7 +167,7 @@ class TrafficMonitor:
         return max(read_s, self._limiter.connections() / _CONNECTIONS_PER_S)
 
     def _check_answers(self) -> None:
-        """Log once that servers do not answer: their accounts are older than this gate."""
+        """Log once if servers do not answer because their accounts are older than this gate."""
         if self._client is None or not self._client.is_connected:
             self._answered_at = self._now()
         elif self._is_answered and self._now() - self._answered_at > _UNANSWERED_S:
@@ -198,7 +200,7 @@ class TrafficMonitor:
         for number in decision.disconnect:
             DISCONNECTED.inc()
             request = msgspec.json.encode({"cid": number})
-            # a server ignores a request that wants no answer
+            # a server ignores a request without a reply subject
             await self._publish(f"{permissions.DISCONNECT}.{server}", request, reply=_NOBODY)
 
     async def _read_closed(self, message: connection.Message) -> None:
@@ -249,7 +251,7 @@ class TrafficMonitor:
                 reason=violation.reason,
             )
         except ValueError:
-            # signed by hand, with a name that no node can have: limited, but not reported
+            # a token signed by hand, whose name is not a valid node name: limited, but not reported
             return
         self._sequence += 1
         payload = codec.encode(
@@ -283,8 +285,8 @@ class TrafficMonitor:
 def node_of(user: str, tags: Iterable[str]) -> str:
     """Return the node whose plugin opened a connection, as nats-server verified it; "" if none.
 
-    A user with credentials has tags, and may call itself anything; a user that a gate admitted has
-    the name that the gate gave it, and no tags.
+    A user with credentials has tags, and may have any name; a user that a gate admitted has the
+    name that the gate assigned, and no tags.
     """
     for tag in tags:
         if tag.startswith(permissions.node_tag("")):

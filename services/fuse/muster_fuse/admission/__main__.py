@@ -1,4 +1,4 @@
-"""Adapter: the process: wires certificates, namespaces and the HTTPS server together."""
+"""Adapter: the process of the admission webhook: connects its parts and runs them."""
 
 from muster.service import start  # isort: skip  # before everything else
 
@@ -13,7 +13,7 @@ from muster_fuse.admission import certificate_store, config, event_reporter, nam
 start.end_imports()
 
 _READ_S: Final = 2.0
-"""Short, because the API server waits while a namespace is read."""
+"""The timeout is short, because the API server waits while a namespace is read."""
 
 
 def main() -> int:

@@ -1,8 +1,8 @@
-"""Adapter: the Kubernetes API: keeps the certificate in a Secret, and makes API servers trust it.
+"""Adapter: the Kubernetes API: stores the certificate in a Secret, and makes API servers trust it.
 
-Every replica runs this. The Secret's resource version makes them agree: the first to write wins,
-and the others read it again. The Secret and the MutatingWebhookConfiguration already exist, without
-data, so that the webhook needs no permission to create them.
+Every replica runs this code. The Secret's resource version makes them agree: the first to write
+wins, and the others read the Secret again. The Secret and the MutatingWebhookConfiguration already
+exist, without data, so that the webhook needs no permission to create them.
 """
 
 import asyncio
@@ -27,9 +27,9 @@ from muster_fuse.admission import certificates, config, renewal
 _JSON_PATCH: Final = "application/json-patch+json"
 _CONFIGURATIONS: Final = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
 _NAMES: Final = ("ca.crt", "tls.crt", "tls.key", "next.crt", "next.key")
-"""What the Secret holds: all trusted authorities, the certificate in use, and the next one."""
+"""The keys of the Secret: all trusted authorities, the current certificate, and the next one."""
 _ATTEMPTS: Final = 5
-"""How many times in a row another replica may write first."""
+"""The maximum number of consecutive write conflicts with other replicas."""
 _NONE_YET: Final = "no certificate yet"
 _RETRY_S: Final = 5.0
 _JITTER: Final = (0.8, 1.0)
@@ -76,11 +76,11 @@ _Read = TypeVar("_Read", _Secret, _Configuration)
 
 
 class _Unavailable(Exception):
-    """A request to the API failed; the text says why."""
+    """A request to the API failed; the text is the reason."""
 
 
 class CertificateStore:
-    """Maintains a certificate that the API servers trust; `tls` uses it for each connection."""
+    """Maintains a certificate that the API servers trust; `tls` uses it for new connections."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class CertificateStore:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.tls = _context()
-        # a context whose certificate is replaced briefly has one that does not match its key
+        # while a context's certificate is replaced, it briefly does not match the key
         self.tls.sni_callback = self._choose
         self._certified: ssl.SSLContext | None = None
         self._api = api
@@ -123,7 +123,7 @@ class CertificateStore:
             await asyncio.sleep(pause_s * random.uniform(*_JITTER))  # noqa: S311  # jitter, not a secret
 
     async def refresh(self) -> None:
-        """Bring the Secret, the server and the webhook configuration up to date."""
+        """Update the Secret, the server and the webhook configuration."""
         try:
             held = await self._held()
             await self._load(held)
@@ -139,7 +139,7 @@ class CertificateStore:
             self._problem = ""
 
     async def _held(self) -> dict[str, bytes]:
-        """Return the Secret's data, after any step that is due has been taken."""
+        """Perform a step if it is due, and return the Secret's data."""
         for _ in range(_ATTEMPTS):
             answer = await self._api.request("GET", self._secret, timeout_s=self._timeout_s)
             secret = _decoded(answer, _Secret)
@@ -185,7 +185,7 @@ class CertificateStore:
         return certificates.validity(certificate, key, self._names)
 
     def _made(self, held: Mapping[str, bytes], step: renewal.Step) -> dict[str, bytes]:
-        """Return the Secret's data after a step."""
+        """Return the Secret's new data for a step."""
         at, authorities = self._clock(), [held.get("ca.crt", b"")]
         pairs = {name: held.get(name, b"") for name in ("tls.crt", "tls.key")}
         if step is renewal.Step.PROMOTE:
@@ -212,7 +212,7 @@ class CertificateStore:
     def _choose(
         self, connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext
     ) -> int | None:
-        """Give a new connection the certificate in use."""
+        """Select the current certificate for a new connection."""
         if self._certified is None:
             return ssl.ALERT_DESCRIPTION_INTERNAL_ERROR
         connection.context = self._certified

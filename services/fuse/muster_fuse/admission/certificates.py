@@ -1,6 +1,6 @@
-"""Adapter: the cryptography library: makes and reads the webhook's certificates.
+"""Adapter: the cryptography library: creates and reads the webhook's certificates.
 
-Each certificate has its own certificate authority, whose key is discarded at once: nobody can ever
+Each certificate has its own certificate authority, whose key is discarded at once. So nobody can
 issue another certificate that the API servers trust for the webhook.
 """
 
@@ -36,10 +36,10 @@ class Issued:
 
 
 def issue(names: Sequence[str], *, at: float, lifetime_s: float) -> Issued:
-    """Make a certificate for the host names, valid for `lifetime_s` from the time `at`."""
+    """Issue a certificate for the host names, valid for `lifetime_s` from `at`."""
     ca_key, key = ec.generate_private_key(_CURVE), ec.generate_private_key(_CURVE)
     ca_id = x509.SubjectKeyIdentifier.from_public_key(ca_key.public_key())
-    # two authorities that are trusted at the same time must have different names
+    # authorities that are trusted at the same time must have different names
     ca_name = _name(f"{names[0][:40]} CA {ca_id.digest.hex()[:8]}")
     begins_at, ends_at = at - renewal.BACKDATED_S, at + lifetime_s
     authority = (
@@ -86,7 +86,7 @@ def validity(certificate: bytes, key: bytes, names: Sequence[str]) -> renewal.Va
 
 
 def trusted(authorities: Sequence[bytes], *, at: float) -> bytes:
-    """Return the authorities that have not expired as PEM, without duplicates, newest first."""
+    """Return the unexpired authorities as PEM, without duplicates, newest first."""
     valid: dict[bytes, float] = {}
     for pem in authorities:
         with contextlib.suppress(ValueError):

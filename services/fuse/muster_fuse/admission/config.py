@@ -11,7 +11,7 @@ Label = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])
 
 
 class Kubernetes(msgspec.Struct, frozen=True, kw_only=True):
-    """The Kubernetes API, and the names of the webhook's objects there.
+    """The Kubernetes API, and the names of the webhook's objects.
 
     Without a kubeconfig, this is the API of the cluster that the process runs in.
     """
@@ -25,16 +25,16 @@ class Kubernetes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Certificates(msgspec.Struct, frozen=True, kw_only=True):
-    """How long a certificate is valid; the next one is made after two thirds of that time."""
+    """How long a certificate is valid; the next one is issued after two thirds of that time."""
 
     lifetime_s: Annotated[float, msgspec.Meta(ge=10, le=31_536_000)] = 7_776_000.0
     settle_s: Annotated[float, msgspec.Meta(ge=1, le=86_400)] = 600.0
-    """How long the next certificate is held back, so that every API server trusts it by then."""
+    """The delay before a new certificate is used, so that every API server trusts it by then."""
     check_s: sections.Pause = 60.0
 
     def __post_init__(self) -> None:
-        """Reject a `settle_s` that the certificate in use would not outlast."""
-        # the next certificate may be made one check late, and put to use one check late
+        """Reject a `settle_s` longer than the remaining life of the current certificate."""
+        # the next certificate may be issued one check late, and used one check late
         if self.settle_s + 2 * self.check_s > self.lifetime_s / 4:
             raise ValueError(
                 "settle_s: settle_s + 2 * check_s must be at most a quarter of lifetime_s"
@@ -42,7 +42,7 @@ class Certificates(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Listen(msgspec.Struct, frozen=True, kw_only=True):
-    """Where HTTPS is served to the API server; port 0 means a free port, which is logged."""
+    """The HTTPS address for the API server; port 0 means a free port, which is logged."""
 
     host: vocabulary.Name = "127.0.0.1"
     port: sections.Port = 0

@@ -1,8 +1,8 @@
-"""Adapter: the Kubernetes API: writes an Event when a pod asks for FUSE and cannot have it.
+"""Adapter: the Kubernetes API: writes an Event when a pod requests FUSE but cannot get it.
 
-The pod does not exist yet, may have no name, and never has a uid. So the Event is about the object
-that creates the pod (`kubectl describe job`), or else about the pod by its name (`kubectl events
---for pod/NAME`). A pod that has neither was created by hand: its author sees the warning at once.
+The pod does not exist yet, may have no name, and never has a uid. So the Event refers to the pod's
+owner (`kubectl describe job`), or else to the pod by its name (`kubectl events --for pod/NAME`). A
+pod without owner and name was created by hand: its author sees the warning at once.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ _QUEUE_MAX: Final = 100
 _PER_S: Final = 1.0
 _BURST: Final = 20
 _PERIOD_S: Final = 600.0
-"""The shortest time between two Events about the same object."""
+"""The minimum time between two Events about the same object."""
 _OBJECTS_MAX: Final = 1000
 
 EVENTS: Final = metrics.counter(

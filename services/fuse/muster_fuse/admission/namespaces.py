@@ -1,6 +1,6 @@
 """Adapter: the Kubernetes API: reads which resource the webhook replaces in a namespace.
 
-A namespace is read when a new pod in it may request that resource, and the answer is reused for one
+A namespace is read when a new pod in it may request that resource, and the answer is cached for one
 second: a Job with a thousand pods costs one request per second. The webhook needs neither a watch
 nor permission to list namespaces.
 """
@@ -24,7 +24,7 @@ class Unavailable(Exception):
 
 
 class _Namespace:
-    """What is known about a namespace."""
+    """The cached state of a namespace."""
 
     def __init__(self) -> None:
         self.reading = asyncio.Lock()
@@ -42,9 +42,9 @@ class Namespaces:
         self._cached: OrderedDict[str, _Namespace] = OrderedDict()
 
     async def replace(self, name: str) -> str:
-        """Return the resource that the namespace's annotation names, or an empty string.
+        """Return the resource in the namespace's annotation, or an empty string.
 
-        If the API server does not answer, the last answer is used. Raises Unavailable.
+        If the API server does not answer, the cached answer is used. Raises Unavailable.
         """
         cached = self._cached.setdefault(name, _Namespace())
         self._cached.move_to_end(name)

@@ -1,7 +1,7 @@
-"""Pure: the parts of a pod that the webhook reads.
+"""Pure: defines the parts of a pod that the webhook reads.
 
-Absent and null fields are treated alike. All other fields of a pod are ignored and never written
-back, because the answer to the API server is a patch.
+Absent and null fields are treated alike. Other fields are ignored and never written back, because
+the answer to the API server is a patch.
 """
 
 from collections.abc import Iterator, Mapping
@@ -12,7 +12,7 @@ import msgspec
 from muster.kubernetes import objects
 
 CONTAINERS = ("initContainers", "containers", "ephemeralContainers")
-"""The JSON names of a pod's lists of containers; native sidecars are in the first."""
+"""The JSON names of a pod's container lists; the first includes native sidecars."""
 
 Quantity = str | int | float
 
@@ -34,7 +34,7 @@ class BlockDevice(objects.Object, frozen=True):
 
 
 class Capabilities(objects.Object, frozen=True):
-    """The capabilities that a container adds to the runtime's default ones."""
+    """The capabilities that a container adds to the runtime's defaults."""
 
     add: tuple[str, ...] | None = None
 
@@ -53,7 +53,7 @@ class Resources(objects.Object, frozen=True):
     limits: dict[str, Quantity] | None = None
 
     def of(self, resource: str) -> dict[str, Quantity]:
-        """Return the quantity of a resource by field, `requests` or `limits`, where it is set."""
+        """Return the quantities of a resource by field: `requests`, `limits`, or both."""
         fields = {"requests": self.requests or {}, "limits": self.limits or {}}
         return {name: field[resource] for name, field in fields.items() if resource in field}
 
@@ -92,7 +92,7 @@ class InlineDriver(objects.Object, frozen=True):
 
 
 class Volume(objects.Object, frozen=True):
-    """A volume of the pod; only two kinds of volume are read."""
+    """A volume of the pod; only two kinds are decoded."""
 
     name: str = ""
     csi: InlineDriver | None = None

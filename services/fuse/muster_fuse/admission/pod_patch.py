@@ -1,10 +1,10 @@
-"""Pure: what a pod needs to mount FUSE file systems through the broker, as a JSON patch.
+"""Pure: computes the JSON patch with which a pod can mount FUSE through the broker.
 
-A pod asks for FUSE with the annotation `fuse.muster.dev/mount: "true"`, and declines with
-`"false"`. In a namespace with the annotation `fuse.muster.dev/replace: RESOURCE`, a container asks
-by requesting this extended resource; it loses the resource, and CAP_SYS_ADMIN if it adds that. A
-pod that asks gets the volume, and its containers get the volume's four mounts. Whether a container
-can then use the broker depends on CAP_SYS_ADMIN:
+A pod requests FUSE with the annotation `fuse.muster.dev/mount: "true"`, and declines with
+`"false"`. In a namespace with the annotation `fuse.muster.dev/replace: RESOURCE`, a container
+requests FUSE by requesting this extended resource. The patch removes the resource, and
+CAP_SYS_ADMIN if the container adds it. A requesting pod gets the volume, and its containers get the
+volume's four mounts. Whether a container can then use the broker depends on CAP_SYS_ADMIN:
 
 | `/dev/fuse` in the container | without CAP_SYS_ADMIN | with it |
 |---|---|---|
@@ -12,10 +12,10 @@ can then use the broker depends on CAP_SYS_ADMIN:
 | none | open: ENOENT, no mount | the same |
 
 So a container that keeps CAP_SYS_ADMIN cannot use the broker. If it does not request the resource,
-the capability may serve another purpose: the container is left as it is, without mounts, and a
-warning says so. The same applies to a privileged container, which has the node's device. A pod is
-changed completely or not at all: after any conflict, such as a mount at `/dev/fuse` that is not
-ours, it stays as it is.
+the capability may serve another purpose: the container stays unchanged, without mounts, and the
+author gets a warning. The same applies to a privileged container, which has the node's device. A
+pod is changed completely or not at all: any conflict, such as a foreign mount at `/dev/fuse`,
+leaves the pod unchanged.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ from muster_fuse.volume import publication
 MOUNT: Final = "fuse.muster.dev/mount"
 REPLACE: Final = "fuse.muster.dev/replace"
 REPLACED: Final = "fuse.muster.dev/replaced"
-"""What was removed from the pod, by container, as JSON."""
+"""The annotation that records what was removed from the pod, by container, as JSON."""
 VOLUME: Final = "muster-fuse"
 MOUNTS: Final = (
     pods.Mount(name=VOLUME, mount_path="/run/muster-fuse", read_only=True),
@@ -53,18 +53,18 @@ _RESOURCE: Final = re.compile(
 
 
 class Outcome(enum.StrEnum):
-    """What the webhook did with a pod."""
+    """The webhook's decision on a pod."""
 
     UNASKED = "unasked"
-    """Neither the pod nor its namespace asks for anything, or the pod declines."""
+    """Neither the pod nor its namespace requests FUSE, or the pod declines."""
     UNCHANGED = "unchanged"
-    """The pod already has everything."""
+    """The pod already has the volume and the mounts."""
     MOUNTED = "mounted"
     """The pod got the volume."""
     REPLACED = "replaced"
-    """The pod lost the extended resource, and got the volume."""
+    """The extended resource was replaced by the volume."""
     CONFLICT = "conflict"
-    """The pod asks but cannot be changed: it stays as it is, and this is reported."""
+    """The pod requests FUSE but cannot be changed; it stays unchanged, and this is reported."""
 
 
 class Operation(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -161,7 +161,7 @@ def _volume(pod: pods.Pod) -> str | None:
 
 
 def _refusal(each: pods.Placed, *, requests: bool) -> str:
-    """Return why a container gets no mounts; empty if it gets them."""
+    """Return why a container gets no mounts; otherwise empty."""
     container = each.container
     who = f"container {container.name:.63}"
     if container.is_privileged:
@@ -186,7 +186,7 @@ def _pod_conflicts(pod: pods.Pod, requesting: Sequence[pods.Placed]) -> Iterator
 
 
 def _mount_conflicts(container: pods.Container, pod: pods.Pod, volume: str | None) -> Iterator[str]:
-    """Yield what conflicts with the paths of the broker's mounts in a container."""
+    """Yield the conflicts with the paths of the broker's mounts in a container."""
     writable = {each.name for each in pod.volumes if each.empty_dir is not None}
     who = f"container {container.name:.63}"
     for mount in container.volume_mounts or ():
@@ -256,7 +256,7 @@ def _appended(
 
 
 def _taken(each: pods.Placed, resource: str) -> Iterator[Operation]:
-    """Yield the operations that remove the resource, and its capability, from a container."""
+    """Yield the operations that remove the resource and CAP_SYS_ADMIN from a container."""
     for field in _quantities(each.container, resource):
         yield Operation("remove", f"{each.pointer}/resources/{field}/{_escaped(resource)}")
     if _loses_capability(each.container):
@@ -270,9 +270,9 @@ def _loses_capability(container: pods.Container) -> bool:
 
 
 def _record(pod: pods.Pod, requesting: Sequence[pods.Placed], resource: str) -> _Record:
-    """Return what is removed from the pod, together with what was removed earlier."""
+    """Return the record of what is removed from the pod now and was removed earlier."""
     record: _Record = {}
-    # text in another format is not ours, and is replaced
+    # a text in another format is not ours and is replaced
     with contextlib.suppress(msgspec.DecodeError, ValueError, RecursionError):
         record = msgspec.json.decode(pod.annotations.get(REPLACED, "{}"), type=_Record)
     for each in requesting:

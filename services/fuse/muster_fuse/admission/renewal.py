@@ -10,9 +10,9 @@
 | in the last third of its life | none | PREPARE: make one, so that its CA becomes trusted |
 | younger | none | KEEP |
 
-The API servers trust a new CA only after they have read it from the webhook's configuration. So the
-next certificate is held back before it is used, and the CA of the previous one stays trusted until
-it expires. Times are seconds since 1970, as in the certificates.
+The API servers trust a new CA only after they have read it from the webhook's configuration. So a
+new certificate is used after a delay, and the CA of the previous one stays trusted until it
+expires. Times are seconds since 1970, as in the certificates.
 """
 
 import enum
@@ -20,11 +20,11 @@ from dataclasses import dataclass
 from typing import Final
 
 BACKDATED_S: Final = 300.0
-"""How long before its creation a certificate is valid, because machines' clocks differ."""
+"""How long before its creation a certificate is already valid, because clocks differ."""
 
 
 class Step(enum.StrEnum):
-    """What to do next about the certificate."""
+    """The next step for the certificate."""
 
     KEEP = "keep"
     ISSUE = "issue"
@@ -52,7 +52,7 @@ class Validity:
 def decide(
     current: Validity | None, following: Validity | None, *, at: float, settle_s: float
 ) -> Step:
-    """Return the next step; a certificate that is missing or unusable is None."""
+    """Return the next step; None stands for a missing or unusable certificate."""
     is_next = following is not None and following.includes(at)
     if current is None or not current.includes(at):
         return Step.PROMOTE if is_next else Step.ISSUE

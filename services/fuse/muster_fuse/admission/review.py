@@ -1,7 +1,7 @@
-"""Pure: the API server's admission request for a pod, and the answer.
+"""Pure: decodes the API server's admission request for a pod, and encodes the answer.
 
-The answer always allows the pod: one that cannot be read or changed stays as it is, with a warning.
-Only a body that is not an admission request gets no answer.
+The answer always allows the pod: a pod that cannot be read or changed stays unchanged, with a
+warning. Only a body that is not an admission request gets no answer.
 """
 
 import base64
@@ -75,7 +75,7 @@ def request_in(body: bytes) -> Request:
     if review.api_version != _VERSION or not review.request.uid:
         raise Unanswerable(f"not an AdmissionReview of {_VERSION} with a uid")
     if not _NAMESPACE.fullmatch(review.request.namespace):
-        # it becomes part of a URL path, and anybody may send a request
+        # the namespace becomes part of a URL path, and anyone may send a request
         raise Unanswerable("the namespace is missing or malformed")
     return review.request
 

@@ -1,7 +1,8 @@
 """Adapter: HTTPS: answers the API server's admission requests for new pods.
 
-No pod is refused: one that cannot be read or decided on is allowed unchanged, with a warning. The
-size of bodies, the time for an answer, and the number of requests at once are limited.
+No pod is refused: a pod that cannot be read, or about which no decision is possible, is allowed
+unchanged, with a warning. The size of bodies, the time for an answer, and the number of concurrent
+requests are limited.
 """
 
 import asyncio
@@ -24,7 +25,7 @@ _AT_ONCE_MAX: Final = 32
 _DEADLINE_S: Final = 4.0
 """The API server waits for 5 s (timeoutSeconds in the webhook configuration)."""
 _CONNECTIONS_MAX: Final = 256
-"""If there are more, the oldest are closed."""
+"""The maximum number of connections; the oldest excess connections are closed."""
 _HANDSHAKE_S: Final = 5.0
 _IDLE_S: Final = 30.0
 _SHUTDOWN_S: Final = 2.0
@@ -53,7 +54,7 @@ class Webhook:
         self._slots = asyncio.Semaphore(_AT_ONCE_MAX)
 
     async def answer(self, request: web.Request) -> web.Response:
-        """Answer an admission request: 4xx if it is malformed, 503 if there is no time for it."""
+        """Answer an admission request: 4xx if it is malformed, 503 if the server is overloaded."""
         try:
             with DECIDING.time():
                 async with asyncio.timeout(_DEADLINE_S), self._slots:
@@ -110,7 +111,7 @@ async def serve(listen: config.Listen, webhook: Webhook, tls: ssl.SSLContext) ->
 
     def connected() -> asyncio.BaseProtocol:
         if len(handlers.connections) >= _CONNECTIONS_MAX:
-            # idle clients must not keep the API server out; it reconnects if it is disconnected
+            # idle clients must not block the API server, which reconnects after a disconnect
             open_ = (each for each in handlers.connections if each.transport is not None)
             if (oldest := next(open_, None)) is not None:
                 oldest.force_close()

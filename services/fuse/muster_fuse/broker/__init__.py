@@ -1,1 +1,1 @@
-"""Serves the pods' sockets: receives requests, has them decided and carried out, and replies."""
+"""Serves the pods' sockets: receives requests, has them checked and executed, and replies."""

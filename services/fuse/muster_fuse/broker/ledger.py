@@ -1,4 +1,4 @@
-"""Adapter: keeps track of the broker's mounts: records them, checks them, ends them."""
+"""Adapter: files and /proc: records, checks and ends the broker's mounts."""
 
 import asyncio
 from collections import Counter
@@ -17,13 +17,13 @@ from muster_fuse.request import caller, decision
 from muster_fuse.watch import connections, mounts, observer, records
 
 _WAIT_S: Final = 30.0
-"""How long to wait for the kernel to show its connections and processes."""
+"""The timeout for reading connections and processes from the kernel."""
 
 log = structlog.get_logger()
 
 
 class Ledger:
-    """The mounts of all pods; records in `directory` keep them when the broker restarts."""
+    """The mounts of all pods, recorded in `directory` for a restart of the broker."""
 
     def __init__(
         self,
@@ -40,12 +40,13 @@ class Ledger:
         self._observer = observer.Observer(self._connections)
         self._serial = blocking.Serial()
         self._looking = blocking.Serial()
-        """Separate, because pods can make a check slow, and nothing else may wait for it."""
+        """A separate thread, because pods can make a check slow, and no other call may wait for it.
+        """
         self._saving = asyncio.Lock()
         self._pods: dict[str, caller.Pod] = {}
 
     async def recall(self, pod: caller.Pod) -> None:
-        """Watch the mounts that a pod has from an earlier broker, unless it is watched already."""
+        """Watch a pod's mounts that an earlier broker made, unless the pod is already watched."""
         if pod.uid in self._pods:
             return
         self._pods[pod.uid] = pod
@@ -84,7 +85,7 @@ class Ledger:
         return Counter(mount.pod_uid for mount in self.mounts.all())
 
     async def look(self) -> None:
-        """Check all mounts, and report what has changed."""
+        """Check all mounts, and report changes."""
         watched = self.mounts.all()
         dead = self._with(vocabulary.FuseCondition.DEAD)
         hung = self._with(vocabulary.FuseCondition.HUNG)
@@ -104,12 +105,12 @@ class Ledger:
             await self._save(uid)
 
     async def release(self, pod_uid: str) -> int:
-        """End the FUSE connections that a pod has left behind; return how many."""
+        """End the FUSE connections that an ended pod left behind; return their number."""
         left = self.mounts.of(pod_uid)
         try:
             count = await self._run(lambda: sum(map(self._connections.abort, left)))
         except OSError as error:
-            # the mounts stay in the records, and the next call tries again
+            # the mounts stay in the records, and the next call retries
             log.warning("abort_failed", pod_uid=pod_uid, mounts=len(left), error=str(error))
             return 0
         for mount in left:
@@ -122,7 +123,7 @@ class Ledger:
         return count
 
     def close(self) -> None:
-        """Close the view of the kernel's FUSE connections."""
+        """Close the mount that shows the kernel's FUSE connections."""
         self._connections.close()
 
     def _with(self, condition: vocabulary.FuseCondition) -> set[str]:
@@ -139,5 +140,5 @@ class Ledger:
                 log.warning("mount_record_not_written", pod_uid=pod_uid, error=str(error))
 
     async def _run(self, call: Callable[[], blocking.Result]) -> blocking.Result:
-        """Run a call in a thread, one at a time. Raises its exceptions, or TimeoutError."""
+        """Run a call in a thread, one at a time. Raises the call's exceptions, or TimeoutError."""
         return await self._serial.run(call, timeout_s=_WAIT_S)

@@ -1,4 +1,4 @@
-"""Pure: what the broker has done and observed, to be reported."""
+"""Pure: the broker's actions and observations, for reporting."""
 
 import msgspec
 
@@ -15,7 +15,7 @@ class Mounted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Refused(msgspec.Struct, frozen=True, kw_only=True):
-    """A request was refused; at most one a second is reported for each pod and reason."""
+    """A request was refused; at most one per second is reported for each pod and reason."""
 
     pod: caller.Pod
     reason: decision.Reason
@@ -23,7 +23,7 @@ class Refused(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Aborted(msgspec.Struct, frozen=True, kw_only=True):
-    """Connections that a pod had left behind were ended."""
+    """The connections that an ended pod had left behind were aborted."""
 
     pod: caller.Pod
     count: int

@@ -1,14 +1,14 @@
-"""Adapter: a pod's connection: receives a request, and reads from /proc who has sent it.
+"""Adapter: a pod's connection: receives a request, and identifies its sender from /proc.
 
-Process ids are reused; the order of the steps makes that harmless. First get a pidfd of the process
+Process ids are reused; the order of the steps makes this harmless. First get a pidfd of the process
 that connected, then read /proc for its process id, then check through the pidfd that it still runs.
-Its mount table is read before its namespaces: an unprivileged process can move only into inner
-namespaces, so a mount point that it saw before the move does not exist in the new ones.
+The process's mount table is read before its namespaces: an unprivileged process can move only into
+inner namespaces, so a mount point that it saw before the move does not exist in the new ones.
 
-A pod chooses the descriptors that it sends, and closing one can take as long as the pod's file
-system or socket wants. So they arrive in a thread with its own descriptor table, which passes on
-only those that were opened with O_PATH, because these close at once. In a shared table, every child
-process that is started would close them too, and the broker would wait for it.
+A pod chooses the descriptors that it sends, and its file system or socket can delay closing them
+without limit. So they are received in a thread with its own descriptor table, which passes on only
+descriptors opened with O_PATH, because these close at once. In a shared table, every new child
+process would also close them, and the broker would wait for it.
 """
 
 import contextlib
@@ -33,10 +33,12 @@ _UCRED: Final = struct.Struct("i2I")
 _INT: Final = struct.Struct("i")
 _CLONE_FILES: Final = 0x400
 _TAKEN: Final = struct.Struct("<I?")
-"""What `_take` sends before the packet: how many descriptors came, and if anything was cut off."""
+"""The header that `_take` sends before the packet: the number of descriptors, and the truncation
+flags.
+"""
 _PACKET_MAX: Final = protocol.PACKET_MAX
 _DESCRIPTORS_MAX: Final = 4
-"""More than a request may carry; the kernel drops any further ones, and reports it."""
+"""More descriptors than a request may carry; the kernel drops and reports further ones."""
 _TEXT_BYTES_MAX: Final = 65_536
 _MOUNTINFO_BYTES_MAX: Final = 1 << 26
 _PROC: Final = Path("/proc")
@@ -57,8 +59,8 @@ class _Taken(NamedTuple):
 class Received(NamedTuple):
     """A request, and the process that connected.
 
-    `target` describes the request's descriptor, if it has one. `lines` are the mount that it is on
-    and that mount's parent, as far as the process sees them.
+    `target` describes the request's descriptor, if there is one. `lines` describe the mount of the
+    descriptor and that mount's parent, as far as the process sees them.
     """
 
     request: protocol.Request
@@ -74,7 +76,7 @@ class Received(NamedTuple):
 
 
 class Peer:
-    """A connection, the process at its other end, and the descriptors that it has sent."""
+    """A connection, the process at the other end, and the descriptors that the process has sent."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
@@ -85,7 +87,7 @@ class Peer:
         self._taking: threading.Thread | None = None
 
     def receive(self) -> Received | None:
-        """Return the request that has arrived; None if the peer is gone. Raises Refusal."""
+        """Return the request that has arrived; None if the peer disconnected. Raises Refusal."""
         with self._lock:
             if self._is_closed:
                 return None
@@ -98,7 +100,7 @@ class Peer:
                 lines = _lines(pid, target.mount_id) if target else {}
                 process = _read_process(pid, uid=uid, gid=gid)
             except (OSError, caller.Unclear) as error:
-                # while the process runs, all of this is readable and clear
+                # while the process runs, all these files are readable and valid
                 self._check_runs()
                 raise decision.Refusal(
                     decision.Reason.UNCLEAR_CALLER, errno.EPERM, decision.shown(str(error))
@@ -107,7 +109,7 @@ class Peer:
             return Received(request, process, _own(), target, lines)
 
     def close(self) -> None:
-        """Close the connection and all descriptors. This may block for as long as the pod wants."""
+        """Close the connection and all descriptors. The pod can make this block without limit."""
         with self._lock:
             self._is_closed = True
             self.connection.close()
@@ -119,7 +121,7 @@ class Peer:
             self._taking.join()
 
     def _request(self) -> protocol.Request | None:
-        """Return the request that has arrived; None if nothing has. Raises Refusal."""
+        """Return the request that has arrived; None if there is none. Raises Refusal."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with ours, theirs:
             self._taking = threading.Thread(
@@ -180,7 +182,7 @@ def _take(connection: int, to: int) -> None:
             message = _TAKEN.pack(len(descriptors), bool(is_cut)) + packet[:_PACKET_MAX]
             passed = [descriptor for descriptor in descriptors if _is_path(descriptor)]
         except (OSError, caller.Unclear):
-            # the peer is gone, or cannot be served
+            # the peer has disconnected, or cannot be served
             pass
         finally:
             socket.send_fds(passing, [message], passed)
@@ -221,7 +223,7 @@ def _own() -> Own:
 
 
 def _read_process(pid: int, *, uid: int, gid: int) -> caller.Process:
-    """Return what /proc says about whichever process has this id now."""
+    """Read the data in /proc about the process that has this id now."""
     process = _PROC / str(pid)
     return caller.Process(
         cgroup=_text(process / "cgroup"),
@@ -249,7 +251,7 @@ def _owner(namespace: Path) -> int:
 
 
 def _target(descriptor: int) -> caller.Descriptor:
-    """Return what the kernel knows about a descriptor, without asking its file system."""
+    """Return the kernel's data about a descriptor, without a request to its file system."""
     process = _PROC / "self"
     path = (process / "fd" / str(descriptor)).readlink()
     return caller.descriptor(_text(process / "fdinfo" / str(descriptor)), str(path))
@@ -264,9 +266,10 @@ def _lines(pid: int, mount_id: int) -> dict[int, caller.MountLine]:
 
 
 def _mountinfo(pid: int, mount_id: int) -> Iterator[str]:
-    """Yield the lines that begin with a mount's id; of 100,000 lines only these are decoded.
+    """Yield the lines that start with a mount's id; of 100,000 lines, only these are decoded.
 
-    Lines end where the kernel ends them: names may contain characters that Python splits at.
+    Only the kernel's line ends split lines: names may contain other characters at which Python
+    splits.
     """
     start = b"%d " % mount_id
     left = _MOUNTINFO_BYTES_MAX

@@ -17,10 +17,10 @@ from muster_fuse.request.decision import Reason, Refusal
 from muster_fuse.watch import mounts as watched
 
 _TURN_S: Final = 5.0
-"""How long a request waits for an earlier one from its pod; the helper waits longer."""
+"""How long a request waits for an earlier request of its pod; the helper waits longer."""
 _REFUSALS_MAX: Final = 4096
 _SLOW_S: Final = 600.0
-"""How long a pod's jobs count as slow after one of them was late."""
+"""How long a pod's jobs count as slow after one job was late."""
 
 
 class _Served:
@@ -31,17 +31,17 @@ class _Served:
         self.listener = listener
         self.turn = asyncio.Lock()
         self.was_stuck = False
-        """Whether its latest job did not end even when it was killed."""
+        """Whether its latest job did not end although it was killed."""
         self.slow_until = 0.0
 
     @property
     def is_slow(self) -> bool:
-        """Whether other pods should not have to wait for this pod's jobs."""
+        """Whether this pod's jobs are slow, so that other pods must not wait for them."""
         return asyncio.get_running_loop().time() < self.slow_until
 
 
 class Broker:
-    """Serves pods; passes what happens to `observe`, and keeps records in `records`."""
+    """Serves pods; passes observations to `observe`, and stores records in `records`."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class Broker:
         self._served: dict[str, _Served] = {}
 
     async def open(self, pod: caller.Pod, socket_path: Path) -> None:
-        """Listen on a socket for a pod, unless that is already served. Raises OSError."""
+        """Listen on a socket for a pod, unless the socket is already served. Raises OSError."""
         served = self._served.get(pod.uid)
         if served is not None:
             if await served.listener.is_at(socket_path):
@@ -81,12 +81,12 @@ class Broker:
             await served.listener.stop()
 
     async def release(self, pod_uid: str) -> int:
-        """End the FUSE connections that a pod has left behind; return how many."""
+        """End the FUSE connections that an ended pod left behind; return their number."""
         return await self._ledger.release(pod_uid)
 
     @property
     def looked_at(self) -> float | None:
-        """When all mounts were last checked, in monotonic seconds; None before the first time."""
+        """When all mounts were last checked, in monotonic seconds; None before the first check."""
         return self._ledger.looked_at
 
     def mounts(self) -> tuple[watched.Mount, ...]:
@@ -94,7 +94,7 @@ class Broker:
         return self._ledger.mounts.all()
 
     def conditions(self, mount: watched.Mount) -> tuple[watched.Condition, ...]:
-        """Return what is wrong with a mount."""
+        """Return the conditions of a mount."""
         return self._ledger.mounts.conditions(mount)
 
     async def watch(self) -> None:
@@ -116,7 +116,7 @@ class Broker:
                 await sockets.readable(connected.connection)
         except TimeoutError:
             return
-        # the reply to a request that cannot be read says this
+        # the operation in the reply to an unreadable request
         operation = protocol.Operation.MOUNT
         try:
             received = await served.listener.reading.run(connected.receive)
@@ -128,13 +128,13 @@ class Broker:
         except Refusal as refusal:
             self._report(served.pod, refusal)
             answer = protocol.reply(operation, errno=refusal.errno, text=refusal.text)
-        # do not wait for a peer that is gone, or that does not read
+        # do not wait for a peer that has disconnected or does not read
         with contextlib.suppress(OSError):
             if answer:
                 connected.connection.send(answer, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 
     async def _do(self, served: _Served, connected: peer.Peer, received: peer.Received) -> bytes:
-        """Carry out a request; return the reply, or nothing if it has already been sent."""
+        """Execute a request; return the reply, or nothing if it has already been sent."""
         asking = decision.check_caller(
             served.pod.uid,
             received.process,
@@ -182,7 +182,7 @@ class Broker:
         uid, settings = served.pod.uid, self._settings
         counts = self._ledger.counts()
         if counts[uid] >= settings.mounts_per_pod or counts.total() >= settings.mounts_per_node:
-            # some may have been unmounted since
+            # some may have been unmounted in the meantime
             await self._ledger.look()
         with self._limiter.making(uid, self._ledger.counts()):
             point = received.descriptor()
@@ -219,7 +219,7 @@ class Broker:
 
 
 def _check(served: _Served, outcome: jobs.Outcome) -> None:
-    """Remember whether a job was late or stuck. Raises Refusal if it failed."""
+    """Record whether a job was late or stuck. Raises Refusal if the job failed."""
     served.was_stuck = outcome.stage == "stuck"
     if outcome.stage in {"deadline", "stuck"}:
         served.slow_until = asyncio.get_running_loop().time() + _SLOW_S

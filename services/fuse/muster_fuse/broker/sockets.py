@@ -1,8 +1,8 @@
 """Adapter: a pod's socket: accepts connections, limited in number and rate.
 
-A connection is closed in a thread: this also closes descriptors that the pod has sent and nobody
-has received, which can take as long as the pod wants. Only then is its slot free for another
-connection. So a pod can hold up one thread, and its own connections.
+A connection is closed in a thread: this also closes descriptors that the pod has sent but nobody
+has received, and the pod can delay that without limit. Only then is the connection's slot free. So
+a pod can block one thread and its own connections, but nothing else.
 """
 
 import asyncio
@@ -50,7 +50,7 @@ class Listener:
 
     def __init__(self, *, connections: int) -> None:
         self.reading = blocking.Serial()
-        """Runs the calls that read what the pod has sent."""
+        """Runs the calls that read the pod's requests."""
         self._closing = blocking.Serial()
         self._slots = asyncio.Semaphore(connections)
         self._listening: socket.socket | None = None
@@ -61,13 +61,13 @@ class Listener:
         self._ending: set[asyncio.Task[None]] = set()
 
     async def start(self, path: Path, serve: Serve) -> None:
-        """Serve a new socket file that everybody may connect to. Raises OSError."""
+        """Serve a new socket file to which every user may connect. Raises OSError."""
         listening, self._inode = await blocking.Serial().run(lambda: _bound(path))
         self._listening, self._path = listening, path
         self._accepting = _keep(self._running, self._accept(listening, serve))
 
     async def is_at(self, path: Path) -> bool:
-        """Return whether the socket file at this path is ours, and is still being served."""
+        """Return whether the socket file at this path is ours and still served."""
         if self._accepting is None or self._accepting.done():
             return False
         inode = await blocking.Serial().run(lambda: _inode(path))
@@ -99,7 +99,7 @@ class Listener:
                 log.warning("accept_failed", path=str(self._path), error=str(error))
                 await asyncio.sleep(_RETRY_S)
                 continue
-            # blocking, for the mounter, which waits on it too; our own calls use MSG_DONTWAIT
+            # blocking, because the mounter also waits on it; our own calls use MSG_DONTWAIT
             connection.settimeout(None)
             connected = peer.Peer(connection)
             task = _keep(self._running, serve(connected))
@@ -113,7 +113,7 @@ class Listener:
 def _keep(
     tasks: set[asyncio.Task[None]], work: Coroutine[object, object, None]
 ) -> asyncio.Task[None]:
-    """Run something in a task, and keep a reference to the task while it runs."""
+    """Run a coroutine in a task, and keep a reference to the task while it runs."""
     task = asyncio.create_task(work)
     tasks.add(task)
 
@@ -147,10 +147,10 @@ def _bound(path: Path) -> tuple[socket.socket, int]:
 
 
 def _open_to_everybody(path: Path) -> int:
-    """Let everybody connect to a socket file; return its inode. Raises OSError.
+    """Let every user connect to a socket file; return its inode.
 
-    Root in the pod may be able to write to the directory. So a link in place of the socket is not
-    followed: that would change the mode of a file on the host.
+    Raises OSError. Root in the pod may be able to write to the directory. So a symbolic link in
+    place of the socket is not followed, because that would change the mode of a file on the host.
     """
     socket_file = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:

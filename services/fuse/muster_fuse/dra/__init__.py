@@ -1,1 +1,1 @@
-"""A DRA driver that gives /dev/fuse to containers that request an ordinary resource."""
+"""A DRA driver that gives /dev/fuse to containers that request an extended resource."""

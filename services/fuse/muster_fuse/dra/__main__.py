@@ -12,7 +12,7 @@ from muster.service import entry, logs, probes, runtime, sections
 from muster_fuse.dra import driver
 
 Registry = Annotated[str, msgspec.Meta(min_length=1, max_length=74)]
-"""Short, because a socket's path may have at most 107 bytes."""
+"""The file name is short, because a socket's path may have at most 107 bytes."""
 Folder = Annotated[str, msgspec.Meta(min_length=1, max_length=4000)]
 
 
@@ -20,9 +20,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """All settings."""
 
     registry: Registry = "/var/lib/kubelet/plugins_registry"
-    """Where the kubelet looks for plugins' sockets."""
+    """The kubelet's directory for plugin sockets."""
     cdi: Folder = "/var/run/cdi"
-    """Where the container runtime reads CDI files."""
+    """The directory from which the container runtime reads CDI files."""
     http: sections.Http = sections.Http()
     log: sections.Log = sections.Log()
 

@@ -1,8 +1,8 @@
-"""Adapter: the DRA driver: tells the kubelet what a claim's containers get.
+"""Adapter: gRPC: the DRA driver, which tells the kubelet the devices of a claim.
 
 Every claim gets the same CDI device, /dev/fuse. So the driver reads no claims, has no state and
-needs no permission on the Kubernetes API. It writes the CDI file again for each claim, because the
-file is on a tmpfs and a pod's claims outlive a reboot. Its name and content never change, so
+needs no permission on the Kubernetes API. It rewrites the CDI file for each claim, because the file
+is on a tmpfs and a pod's claims survive a reboot. The file's name and content never change, so
 runtimes may cache them.
 """
 
@@ -18,7 +18,7 @@ from muster.service import logs
 from muster_fuse import registration
 
 DRIVER: Final = "device.fuse.muster.dev"
-"""As in the DeviceClass and the ResourceSlice of k8s/components/fuse-dra."""
+"""The same names as in the DeviceClass and the ResourceSlice of k8s/components/fuse-dra."""
 POOL: Final = "cluster"
 DEVICE: Final = "fuse"
 CDI_KIND: Final = "fuse.muster.dev/device"
@@ -46,7 +46,7 @@ _CDI: Final = {
     ],
 }
 _WRITE_S: Final = 20.0
-"""Less than the 45 s that the kubelet waits."""
+"""The timeout is below the 45 s that the kubelet waits."""
 
 
 class Driver:
@@ -71,7 +71,7 @@ class Driver:
         request: dra.NodePrepareResourcesRequest,
         context: rpc.Context[dra.NodePrepareResourcesRequest, dra.NodePrepareResourcesResponse],  # noqa: ARG002
     ) -> dra.NodePrepareResourcesResponse:
-        """Give the device to each claim, for all of its requests; write the CDI file."""
+        """Assign the device to all requests of each claim, and write the CDI file."""
         answer = dra.NodePrepareResourceResponse(
             devices=[
                 dra.Device(pool_name=POOL, device_name=DEVICE, cdi_device_ids=[CDI_NAME]),
@@ -106,9 +106,9 @@ class Driver:
 
 
 def _replace(file: Path) -> None:
-    """Write a file in one step, so that nobody ever reads half of it."""
+    """Write a file atomically, so that no reader sees a partial file."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    # a runtime reads every *.json of the folder
+    # a runtime reads every *.json file of the directory
     unfinished = file.with_suffix(".new")
     unfinished.write_bytes(orjson.dumps(_CDI))
     unfinished.chmod(0o644)

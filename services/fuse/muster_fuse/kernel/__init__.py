@@ -1,1 +1,1 @@
-"""Mounts and unmounts: the system calls, and the process that forks a child for each job."""
+"""Mounts and unmounts: the system calls, and the mounter, which forks a child for each job."""

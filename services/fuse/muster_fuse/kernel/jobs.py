@@ -1,4 +1,4 @@
-"""Pure: jobs for the mounter and their outcomes, and how both are encoded as messages.
+"""Pure: jobs for the mounter and their outcomes, and their encoding as messages.
 
 Only small modules of the standard library are imported, because the mounter is a separate process
 that must stay small.
@@ -16,10 +16,10 @@ _TEXT_MAX: Final = 1000
 class Caller(NamedTuple):
     """The process that sent the request, as the kernel sees it.
 
-    `uid`, `gid` and `groups` are ids in the host's user namespace. `user_id` and `group_id` are
-    the same ids as seen in the user namespace that will own the mount: the pod's own if
+    `uid`, `gid` and `groups` are ids in the host's user namespace. `user_id` and `group_id` are the
+    same ids as seen in the user namespace that will own the mount: the pod's own if
     `user_namespace` is set. `overrides` says whether the process may write to any directory in its
-    own namespace (CAP_DAC_OVERRIDE), as root in a container may.
+    own namespace (CAP_DAC_OVERRIDE), like root in a container.
     """
 
     uid: int
@@ -32,12 +32,12 @@ class Caller(NamedTuple):
 
 
 class MountJob(NamedTuple):
-    """A mount to make on a directory or file that the caller sent.
+    """A request to mount on a directory or file that the caller sent.
 
     `strings` and `flags` are parameters of fsconfig(2), without those that the mounter sets itself:
     `fd`, `rootmode`, `user_id` and `group_id`. `attributes` are MOUNT_ATTR bits of fsmount(2), of
-    which NOSUID and NODEV are always set. With `sync_init` the caller receives the descriptor first
-    and says when to mount.
+    which NOSUID and NODEV are always set. With `sync_init`, the caller receives the descriptor
+    first and requests the mount later.
     """
 
     caller: Caller
@@ -48,14 +48,14 @@ class MountJob(NamedTuple):
 
 
 class UnmountJob(NamedTuple):
-    """A mount to remove, whose root the caller sent; `lazy` means MNT_DETACH."""
+    """A request to remove the mount whose root the caller sent; `lazy` means MNT_DETACH."""
 
     caller: Caller
     lazy: bool
 
 
 class SelfTestJob(NamedTuple):
-    """A test: to make, use and remove a mount through the broker's socket at `socket`."""
+    """A request to make, use and remove a test mount through the broker's socket at `socket`."""
 
     socket: str
 

@@ -1,4 +1,4 @@
-"""Adapter: the steps of a mount or unmount in a pod's namespace, taken by a child process.
+"""Adapter: system calls: mounts or unmounts in a pod's namespace, step by step, in a child process.
 
 | step    | what                                                                               |
 |---------|------------------------------------------------------------------------------------|
@@ -10,12 +10,12 @@
 | attach  | the mount is attached to the mount point                                           |
 | reply   | the caller receives /dev/fuse; if it does not, the mount is removed                |
 
-From `enter` on, the root directory is a container's, whose files cannot be trusted: no path in it
-is resolved, no program in it is run, no user name is looked up. The process ends after its job;
-then only the caller still has a descriptor of /dev/fuse.
+From `enter` on, the root directory is that of a container, whose files cannot be trusted: no path
+in it is resolved, no program in it is run, and no user name is looked up. The process ends after
+its job; then only the caller still has a descriptor of /dev/fuse.
 
-If the mounter is killed, the child is killed too, except between attaching and replying, so that no
-mount is left without a daemon.
+If the mounter is killed, the child is also killed, except between attaching and replying, so that
+no mount is left without a daemon.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ from muster_fuse import protocol
 from muster_fuse.kernel import jobs, syscalls
 
 CONTINUE_S: Final = 10.0
-"""How long a caller that has received /dev/fuse may take to say when to mount."""
+"""How long a caller that has received /dev/fuse may take to request the mount."""
 _HERE: Final = -100
 """AT_FDCWD."""
 _NO_SIGNAL: Final = 0
@@ -52,7 +52,7 @@ class Failed(Exception):
 
 
 class Host(NamedTuple):
-    """What a child keeps from the host: its descriptor directory, and /dev/fuse as O_PATH.
+    """The host descriptors that a child keeps: its descriptor directory, and /dev/fuse (O_PATH).
 
     `parent` is the process id of the mounter.
     """
@@ -63,7 +63,7 @@ class Host(NamedTuple):
 
 
 def prepare(*, parent: int, keep: tuple[int, ...]) -> Host:
-    """Give up what a child does not need; return what it needs from the host."""
+    """Drop the privileges that a child does not need; return the descriptors that it needs."""
     with step("prepare", "prepare"):
         _protect(parent)
         # a module that is imported from now on could come from a container
@@ -95,7 +95,7 @@ def mount(job: jobs.MountJob, host: Host, *, peer: int, point: int, reply: int) 
     made = _create(job, device, status.st_mode)
     with step("create", "inspect the mount"):
         minor = syscalls.status(made).minor
-        # once others see the mount, it may be removed, and its number reused
+        # once others see the mount, it may be removed and its number reused
         connection = os.stat(str(minor), dir_fd=connections)
     syscalls.end_with_parent(_NO_SIGNAL)
     try:
@@ -132,7 +132,7 @@ def unmount(job: jobs.UnmountJob, host: Host, *, peer: int, root: int) -> jobs.O
 def _check_access(caller: jobs.Caller, host: Host, point: int, status: os.stat_result) -> None:
     """Refuse a mount point that the caller may not write to, or another user's sticky directory.
 
-    Otherwise the caller could mount over /etc, and become root with its own password file.
+    Otherwise the caller could mount over /etc, and become root with a forged password file.
     """
     if caller.overrides:
         return
@@ -150,7 +150,7 @@ def _check_access(caller: jobs.Caller, host: Host, point: int, status: os.stat_r
 
 @contextlib.contextmanager
 def _as_caller(caller: jobs.Caller, host: Host) -> Iterator[None]:
-    """Act with the caller's rights to files, and no others."""
+    """Run the block with only the caller's rights to files."""
     os.setgroups(caller.groups)
     os.setegid(caller.gid)
     os.seteuid(caller.uid)
@@ -168,7 +168,7 @@ def _as_caller(caller: jobs.Caller, host: Host) -> Iterator[None]:
 
 
 def _may_write(caller: jobs.Caller, status: os.stat_result) -> bool:
-    """Return whether the mode allows the caller to write, whatever an access control list says."""
+    """Return whether the mode allows the caller to write, regardless of access control lists."""
     if status.st_uid == caller.uid:
         return bool(status.st_mode & stat.S_IWUSR)
     in_group = status.st_gid in {caller.gid, *caller.groups}
@@ -194,7 +194,7 @@ def _enter(job: jobs.MountJob, host: Host, peer: int) -> int:
 
 
 def _check_running(peer: int) -> None:
-    """Refuse if the caller has exited: what was read about it may concern another process."""
+    """Refuse if the caller has exited, because the data about it may belong to another process."""
     if _is_readable(peer, 0):
         raise Failed(jobs.Outcome(errno.ESRCH, "the caller has exited", "enter"))
 
@@ -206,7 +206,7 @@ def _is_readable(descriptor: int, wait_s: float) -> bool:
 
 
 def _wait_until_ready(asking: socket.socket, device: int) -> None:
-    """Hand over /dev/fuse and wait until the caller says when to mount."""
+    """Send /dev/fuse to the caller and wait until the caller requests the mount."""
     with step("reply", "wait for the caller to be ready"):
         _send(asking, protocol.reply(protocol.Operation.SYNC_INIT), (device,))
         if not _is_readable(asking.fileno(), CONTINUE_S):
@@ -215,7 +215,7 @@ def _wait_until_ready(asking: socket.socket, device: int) -> None:
     try:
         request = protocol.parse(packet, descriptors=0)
     except protocol.MalformedPacket as error:
-        text = f"the caller did not say when to mount: {error}"
+        text = f"the caller did not send CONTINUE: {error}"
         raise Failed(jobs.Outcome(errno.EPROTO, text, "reply")) from None
     if request.operation is not protocol.Operation.CONTINUE:
         text = f"the caller sent {request.operation.name} instead of CONTINUE"
@@ -223,7 +223,7 @@ def _wait_until_ready(asking: socket.socket, device: int) -> None:
 
 
 def _create(job: jobs.MountJob, device: int, mode: int) -> int:
-    """Create the file system; return its mount, which is not attached yet."""
+    """Create the file system; return its unattached mount."""
     with step("create", "configure a FUSE file system"):
         context = syscalls.fsopen(b"fuse")
     ours = {
@@ -271,7 +271,7 @@ def _unmount_unused(caller: jobs.Caller, host: Host, root: int) -> None:
     parent, _, name = os.readlink(str(root)).rpartition("/")  # noqa: PTH115  # no module more than needed
     mount_id = syscalls.status(root).mount_id
     try:
-        # the caller has just looked this path up, so it is in the kernel's cache
+        # the caller has just resolved this path, so it is in the kernel's cache
         with _as_caller(caller, host):
             directory = syscalls.open_cached(parent or "/")
         os.fchdir(directory)
@@ -279,7 +279,7 @@ def _unmount_unused(caller: jobs.Caller, host: Host, root: int) -> None:
     except OSError:
         is_covered = True
     if is_covered:
-        text = "another mount is in the way; remove that first, or unmount lazily"
+        text = "another mount covers it; unmount that first, or unmount lazily"
         raise OSError(errno.EBUSY, text)
     os.close(root)
     for retry in range(_BUSY_RETRIES):
@@ -295,7 +295,7 @@ def _unmount_unused(caller: jobs.Caller, host: Host, root: int) -> None:
 
 
 def _protect(parent: int) -> None:
-    """Set again what the kernel resets whenever a process's credentials change."""
+    """Restore the protections that the kernel resets whenever a process's credentials change."""
     syscalls.forbid_tracing()
     syscalls.end_with_parent(signal.SIGKILL)
     if os.getppid() != parent:

@@ -1,7 +1,7 @@
 """Adapter: the mounter: a single-threaded process that forks a child for each job.
 
 A process with several threads cannot enter namespaces (setns(2): EINVAL), so this is a separate
-process. It takes jobs from a SOCK_SEQPACKET socket:
+process. It receives jobs on a SOCK_SEQPACKET socket:
 
 | message           | content                                                                    |
 |-------------------|----------------------------------------------------------------------------|
@@ -10,9 +10,9 @@ process. It takes jobs from a SOCK_SEQPACKET socket:
 | an answer, sent   | number of the job, 4 bytes; jobs.encode_outcome(outcome)                   |
 | stuck count, sent | 0, 4 bytes; the number of stuck children, 4 bytes                          |
 
-A child sends its own answer. If it was killed, at its deadline or by somebody else, the mounter
-answers instead. A child that does not end even when it is killed hangs in the kernel: it is stuck,
-and is counted until it ends.
+A child sends its own answer. If it was killed, at its deadline or otherwise, the mounter answers
+instead. A child that does not end after it was killed hangs in the kernel: it is stuck, and is
+counted until it ends.
 
 When the socket closes, no new job is started, and the mounter ends once its children have ended.
 """
@@ -30,10 +30,10 @@ from typing import Final, NamedTuple
 from muster_fuse.kernel import jobs, mount_steps, self_test, syscalls
 
 CHILDREN_MAX: Final = 64
-"""How many children may exist, including those that are stuck."""
+"""The maximum number of children, including stuck children."""
 DEADLINE_S: Final = 5.0
 SYNC_INIT_DEADLINE_S: Final = 2 * mount_steps.CONTINUE_S
-"""The time for the caller to say when to mount, and then for its daemon to answer."""
+"""The time for the caller to request the mount, and then for its daemon to answer."""
 STUCK_S: Final = 1.0
 """How long a killed child may take to end before it counts as stuck."""
 NUMBER: Final = struct.Struct("<I")
@@ -46,7 +46,7 @@ DESCRIPTORS: Final = {
 
 
 class _Child(NamedTuple):
-    """A child doing a job; at its `deadline` it is killed or, if killed before, counts as stuck."""
+    """A child with a job; at its `deadline` it is killed or, if already killed, counts as stuck."""
 
     job: int
     pid: int
@@ -57,7 +57,7 @@ class _Child(NamedTuple):
 
 
 class _Mounter:
-    """The children, and the socket that jobs arrive on."""
+    """The children, and the socket on which jobs arrive."""
 
     def __init__(
         self, control: socket.socket, *, deadline_s: float, sync_init_deadline_s: float
@@ -69,7 +69,7 @@ class _Mounter:
         self._is_open = True
 
     def run(self) -> None:
-        """Take jobs until the socket closes and all children have ended."""
+        """Accept jobs until the socket closes and all children have ended."""
         while self._is_open or self._children:
             poll = select.poll()
             if self._is_open:
@@ -144,8 +144,8 @@ class _Mounter:
     def _start(self, number: int, job: jobs.Job, descriptors: list[int]) -> None:
         """Fork a child, which begins when this process has closed the job's descriptors.
 
-        The last process to hold a removed mount shuts its file system down, and may hang: that must
-        be the child.
+        The last process with a reference to a removed mount shuts down its file system, and may
+        hang: that must be the child.
         """
         begin, begun = os.pipe()
         parent = os.getpid()
@@ -183,7 +183,7 @@ class _Mounter:
         self._send(STUCK.pack(0, count))
 
     def _send(self, message: bytes) -> None:
-        # the broker may have ended; then nobody needs the message
+        # if the broker has ended, nobody needs the message
         with contextlib.suppress(OSError):
             self._control.send(message, socket.MSG_NOSIGNAL)
 
@@ -194,7 +194,7 @@ _LATE: Final = jobs.Outcome(errno.ETIMEDOUT, "the job did not end in time", "dea
 def _outcome(
     job: jobs.Job, descriptors: list[int], *, parent: int, keep: tuple[int, ...], begin: int
 ) -> jobs.Outcome:
-    """Do a job in a child, and return its outcome."""
+    """Execute a job in a child, and return its outcome."""
     try:
         host = mount_steps.prepare(parent=parent, keep=keep)
         os.read(begin, 1)

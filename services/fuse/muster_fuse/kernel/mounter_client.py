@@ -1,7 +1,7 @@
-"""Adapter: the broker's side of the mounter: starts it, gives it jobs, and restarts it.
+"""Adapter: processes: starts the mounter, sends it jobs, and restarts it.
 
-No job waits without limit: the mounter kills a child that is late, and a mounter that does not
-answer in time is itself killed and replaced.
+No job waits without limit: the mounter kills a late child, and a mounter that does not answer in
+time is itself killed and replaced.
 """
 
 import asyncio
@@ -20,10 +20,10 @@ import structlog
 from muster_fuse.kernel import jobs, mounter
 
 JOBS_MAX: Final = 16
-"""How many quick jobs, and how many slow ones, the mounter is given at once; others wait."""
+"""How many quick jobs, and how many slow jobs, may run at once; others wait."""
 _SLOT_S: Final = 5.0
 _MARGIN_S: Final = 3.0
-"""How much longer than a child the mounter may take to answer."""
+"""The time that the mounter gets to answer after a child's deadline."""
 _RESTART_MIN_S: Final = 0.1
 _RESTART_MAX_S: Final = 10.0
 _STABLE_S: Final = 60.0
@@ -34,7 +34,7 @@ _START: Final = (
 )
 _PACKAGES: Final = Path(__file__).parents[2]
 COMMAND: Final = (sys.executable, "-I", "-S", "-c", _START, str(_PACKAGES))
-"""Starts the mounter with nothing but the standard library; append the socket's descriptor."""
+"""The command of the mounter, with the standard library only; append the socket's descriptor."""
 
 _log = structlog.get_logger()
 
@@ -49,7 +49,7 @@ class Mounter:
         self, command: Sequence[str] = COMMAND, *, deadline_s: float = mounter.DEADLINE_S
     ) -> None:
         self.stuck = 0
-        """How many children of this mounter hang in the kernel even after they were killed."""
+        """How many children of this mounter hang in the kernel after they were killed."""
         self.restarts = 0
         self._command = command
         self._deadline_s = deadline_s
@@ -62,12 +62,12 @@ class Mounter:
         self._running: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
-        """Start the mounter; it is kept running until the context ends."""
+        """Start the mounter, and restart it when it ends, until the context ends."""
         self._running = asyncio.create_task(self._keep_running())
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Close the mounter's socket, which makes it end; kill it if it does not."""
+        """Close the mounter's socket, so that the mounter ends; kill it if it does not end."""
         assert self._running is not None, "not entered"
         self._running.cancel()
         await asyncio.gather(self._running, return_exceptions=True)
@@ -88,8 +88,8 @@ class Mounter:
     ) -> jobs.Outcome:
         """Mount on `directory` in the namespace of `peer`, and send /dev/fuse over `reply`.
 
-        Jobs that wait for their callers count as slow, and so do those that are expected to be
-        late: quick jobs do not wait for them.
+        Jobs that wait for their callers, or that are expected to be late, count as slow: quick jobs
+        do not wait for them.
         """
         wait_s = mounter.SYNC_INIT_DEADLINE_S if job.sync_init else self._deadline_s
         descriptors, is_slow = (peer, directory, reply), is_slow or job.sync_init
@@ -100,7 +100,7 @@ class Mounter:
     ) -> jobs.Outcome:
         """Remove the mount whose root is `root`; the descriptor then refers to `/dev/null`.
 
-        A mount is busy as long as anybody has its root open.
+        A mount is busy as long as any process has its root open.
         """
         return await self._do(job, (peer, root), wait_s=self._deadline_s, is_slow=is_slow)
 
@@ -157,7 +157,7 @@ class Mounter:
     async def _given(
         self, number: int, message: bytes, descriptors: tuple[int, ...]
     ) -> asyncio.Future[jobs.Outcome]:
-        """Give a job to the mounter, or to its successor if it has just ended."""
+        """Send a job to the mounter, or to its successor if it has just ended."""
         packet = mounter.NUMBER.pack(number) + message
         while number not in self._waiting:
             await self._is_up.wait()
@@ -201,7 +201,7 @@ class Mounter:
             reading = asyncio.create_task(self._read(ours))
             try:
                 status = await self._process.wait()
-                # children of a mounter that was killed may still send an answer
+                # children of a killed mounter may still send an answer
                 await asyncio.wait([reading], timeout=_LAST_ANSWERS_S)
             finally:
                 self._is_up.clear()

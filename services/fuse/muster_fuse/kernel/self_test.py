@@ -1,8 +1,8 @@
-"""Adapter: the broker's self-test: mounts a file system through its own socket, and unmounts it.
+"""Adapter: the broker's socket: the self-test, which mounts, uses and unmounts a file system.
 
 It runs in a child of the mounter, in its own mount namespace. Like a pod's helper, it sends the
-broker a directory to mount on, which is on a tmpfs. It then serves the mounted file system itself;
-that consists of a root directory only.
+broker a directory to mount on, which is on a tmpfs. It then serves the mounted file system itself,
+which consists only of a root directory.
 """
 
 import errno
@@ -18,7 +18,7 @@ from muster_fuse.kernel import jobs, mount_steps, syscalls
 
 _POINT: Final = "muster-self-test"
 _MODE: Final = stat.S_IFDIR | 0o511
-"""An unusual mode, which a stat through the mount must show."""
+"""An unusual file mode, which a stat through the mount must return."""
 _STEP_S: Final = 2.0
 _REQUEST_MAX: Final = 1 << 18
 _INIT: Final = 26
@@ -62,7 +62,7 @@ def _connected(path: str) -> socket.socket:
 
 
 def _private_files() -> int:
-    """Return a new tmpfs, mounted where only this process sees it."""
+    """Return a new tmpfs, mounted in a private mount namespace."""
     syscalls.unshare(syscalls.CLONE_NEWNS)
     root = os.open("/", os.O_PATH | os.O_CLOEXEC)
     syscalls.make_private(root)
@@ -91,12 +91,12 @@ def _asked(broker: socket.socket, operation: protocol.Operation, descriptor: int
 
 
 def _served(device: int, use: Callable[[], bool]) -> bool:
-    """Return what `use` returns in another process, while this one serves the file system."""
+    """Run `use` in another process while this one serves the file system; return its result."""
     pid = os.fork()
     if pid == 0:
         code = 1
         try:
-            # the process that uses the mount must not keep it alive
+            # the process that uses the mount must not keep the connection alive
             os.close(device)
             code = 0 if use() else 1
         finally:

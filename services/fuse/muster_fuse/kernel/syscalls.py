@@ -50,17 +50,17 @@ _libc.syscall.restype = ctypes.c_long
 
 
 def setns(namespaces: int, kinds: int) -> None:
-    """Enter namespaces of a pidfd's process; with CLONE_NEWNS its root directory becomes ours."""
+    """Enter namespaces of a pidfd's process; CLONE_NEWNS also adopts its root directory."""
     _checked(_libc.setns(namespaces, kinds))
 
 
 def unshare(kinds: int) -> None:
-    """Stop sharing with other processes what the CLONE_* flags in `kinds` select."""
+    """Stop sharing the resources that the CLONE_* flags in `kinds` select with other processes."""
     _checked(_libc.unshare(kinds))
 
 
 def forbid_tracing() -> None:
-    """Keep others from tracing this process and from reading its memory and descriptors."""
+    """Prevent other processes from tracing this process and reading its memory and descriptors."""
     _checked(_libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0))
 
 
@@ -75,16 +75,16 @@ def check_access(descriptor: int, mode: int) -> None:
 
 
 class Status(NamedTuple):
-    """What identifies a mount: the minor number of its device, and its id."""
+    """The identity of a mount: the minor number of its device, and its id."""
 
     minor: int
     mount_id: int
 
 
 def status(directory: int, name: str = "") -> Status:
-    """Return which mount a descriptor, or a name in its directory, refers to.
+    """Return the mount to which a descriptor, or a name in its directory, refers.
 
-    No file system is asked: a FUSE daemon might not answer.
+    No request is sent to the file system, because a FUSE daemon might not answer.
     """
     buffer = ctypes.create_string_buffer(_STATX_SIZE)
     flags = _AT_EMPTY_PATH | _AT_NO_AUTOMOUNT | _AT_STATX_DONT_SYNC | _AT_SYMLINK_NOFOLLOW
@@ -97,14 +97,14 @@ def status(directory: int, name: str = "") -> Status:
 def open_cached(path: str) -> int:
     """Return an O_PATH descriptor of a directory that is in the kernel's cache.
 
-    No symbolic link is followed. EAGAIN if a file system would have to be asked.
+    No symbolic link is followed. Raises EAGAIN if a request to a file system would be needed.
     """
     how = struct.pack("QQQ", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, 0, _RESOLVE_CACHED_PLAIN)
     return _call(437, _AT_FDCWD, path.encode(errors="surrogateescape"), how, len(how))
 
 
 def drop_capabilities() -> None:
-    """Give up the effective capabilities, until `restore_capabilities`."""
+    """Drop the effective capabilities until `restore_capabilities` is called."""
     _set_effective((0, 0))
 
 
@@ -129,29 +129,29 @@ def fsconfig_flag(context: int, key: str) -> None:
 
 
 def fsconfig_create(context: int) -> None:
-    """Make the file system that a context describes."""
+    """Create the file system that a context describes."""
     _call(431, context, _FSCONFIG_CMD_CREATE, None, None, 0)
 
 
 def messages(context: int) -> str:
-    """Return the kernel's messages about a context, in one line."""
+    """Return the kernel's messages about a context, on one line."""
     texts: list[str] = []
     # ENODATA: there are no more
     with contextlib.suppress(OSError):
         while len(texts) < _MESSAGES_MAX:
-            # each begins with `e `, `w ` or `i `: error, warning, information
+            # each message starts with `e `, `w ` or `i `: error, warning, information
             text = os.read(context, 1024).decode(errors="replace")
             texts.append(text[2:].strip())
     return "; ".join(texts)
 
 
 def fsmount(context: int, attributes: int) -> int:
-    """Return a mount, not yet attached, of the file system that was created in a context."""
+    """Return an unattached mount of the file system that was created in a context."""
     return _call(432, context, _FSMOUNT_CLOEXEC, attributes)
 
 
 def open_connections() -> int:
-    """Return the root of fusectl, through a mount of it that is attached nowhere."""
+    """Return the root of fusectl, through an unattached mount."""
     context = fsopen(b"fusectl")
     try:
         fsconfig_create(context)
@@ -161,7 +161,7 @@ def open_connections() -> int:
 
 
 def make_private(mount: int) -> None:
-    """Keep mounts and unmounts below a mount from propagating to other namespaces."""
+    """Prevent mounts and unmounts below a mount from propagating to other namespaces."""
     attributes = struct.pack("QQQQ", 0, 0, _MS_PRIVATE, 0)
     _call(442, mount, b"", _AT_EMPTY_PATH | _AT_RECURSIVE, attributes, len(attributes))
 

@@ -1,1 +1,1 @@
-"""A container runtime plugin that gives containers /dev/fuse if an annotation asks for it."""
+"""A container runtime plugin that adds /dev/fuse to containers that request it by annotation."""

@@ -1,4 +1,4 @@
-"""Adapter: the process `muster-fuse-nri`: gives containers /dev/fuse if their pod asks for it."""
+"""Adapter: the process `muster-fuse-nri`: adds /dev/fuse to containers whose pod requests it."""
 
 import asyncio
 import sys
@@ -39,9 +39,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """All settings."""
 
     socket: File = "/var/run/nri/nri.sock"
-    """The runtime's socket; the runtime creates it anew whenever it starts."""
+    """The runtime's socket, which the runtime recreates whenever it starts."""
     namespaces: Annotated[tuple[Pattern, ...], msgspec.Meta(max_length=1000)] = ("*",)
-    """Shell patterns for the namespaces whose pods may have the device."""
+    """Shell patterns for the namespaces whose pods may use the device."""
     http: sections.Http = sections.Http()
     log: sections.Log = sections.Log()
 

@@ -1,7 +1,7 @@
-"""Adapter: the runtime's NRI socket: connects, passes a session's bytes on, and always reconnects.
+"""Adapter: the runtime's NRI socket: connects, exchanges a session's bytes, and reconnects.
 
 The runtime disconnects a plugin that does not answer in time; containers then start without the
-device until the next registration. So nothing here waits for anything but the socket.
+device until the next registration. So this module waits only for the socket.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from muster_fuse.nri import session
 
 _READ_BYTES: Final = 256 * 1024
 _READY_S: Final = 30.0
-"""The longest time from connecting to the first synchronization."""
+"""The maximum time from the connection to the first synchronization."""
 _SEND_S: Final = 5.0
 _DELAYS: Final = pacing.Backoff(first_s=0.2, max_s=5.0, jitter=0.5)
 

@@ -1,8 +1,8 @@
-"""Adapter: the device: a command for an init container; exits with 1 if /dev/fuse does not open.
+"""Adapter: the device: a command for an init container, which fails if /dev/fuse does not open.
 
-While no NRI plugin is connected, a container starts without its device, and nothing reports it. An
-init container with this command holds the pod's other containers back until the device is there:
-each restart creates it anew, and the runtime asks the plugin again.
+While no NRI plugin is connected, a container starts without its device, and this is not reported.
+An init container with this command delays the pod's other containers until the device exists: each
+restart recreates the init container, and the runtime asks the plugin again.
 """
 
 import errno

@@ -1,12 +1,12 @@
-"""Pure: which containers are given /dev/fuse: those whose pod asks for it, in allowed namespaces.
+"""Pure: decides which containers get /dev/fuse: those whose pod requests it, in allowed namespaces.
 
 | annotation of the pod                            | applies to                          |
 |--------------------------------------------------|-------------------------------------|
 | `fuse.muster.dev/device`                         | every container                     |
 | `fuse.muster.dev/device.container.<container>`   | this container; overrides the other |
 
-The value is "true" or "false". Any other value is an error: if it were taken as "false", nobody
-would know why there is no device.
+The value is "true" or "false". Any other value is an error: if it were treated as "false", nobody
+would know why the device is missing.
 """
 
 import enum
@@ -21,12 +21,12 @@ PATH: Final = "/dev/fuse"
 MAJOR: Final = 10
 MINOR: Final = 229
 MODE: Final = 0o666
-"""Path, numbers and mode are fixed: if configurable, they could give away any device of a node."""
+"""Path, numbers and mode are fixed: if configurable, they could expose any device of a node."""
 _VALUE_SHOWN: Final = 40
 
 
 class Container(msgspec.Struct, frozen=True, kw_only=True):
-    """A container and its pod; `id` is the runtime's."""
+    """A container and its pod; `id` is the runtime's container id."""
 
     id: str
     namespace: str
@@ -35,7 +35,7 @@ class Container(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Reason(enum.StrEnum):
-    """Why a container that asks for the device is refused."""
+    """Why a container that requests the device is refused."""
 
     NAMESPACE = "namespace"
     VALUE = "value"
@@ -49,7 +49,7 @@ class Denied(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Decision(enum.Enum):
-    """What a container gets, if it is not denied."""
+    """The decision on a container that is not denied."""
 
     DEVICE = enum.auto()
     NOTHING = enum.auto()
@@ -58,7 +58,7 @@ class Decision(enum.Enum):
 def decide(
     container: Container, annotations: Mapping[str, str], *, namespaces: Sequence[str]
 ) -> Decision | Denied:
-    """Return whether a container is given the device; `namespaces` are shell patterns."""
+    """Return whether a container gets the device; `namespaces` are shell patterns."""
     own = f"{ANNOTATION}.container.{container.name}"
     key = own if own in annotations else ANNOTATION
     value = annotations.get(key, "false")

@@ -1,4 +1,4 @@
-"""Pure: one connection to an NRI runtime, from registration to close: bytes in, bytes out.
+"""Pure: the protocol of one connection to an NRI runtime, from registration to close.
 
 | from the runtime              | answer                             | observation             |
 |-------------------------------|------------------------------------|-------------------------|
@@ -10,9 +10,9 @@
 | Shutdown                      | empty                              | -                       |
 | anything else                 | error UNIMPLEMENTED                | -                       |
 
-Requests may come in any order, even before the response to the registration. An answer depends on
-the request alone: while the runtime waits for it, no container is created on the node, and after
-2 s the runtime gives up (containerd/nri v0.12 `pkg/adaptation`).
+Requests may come in any order, even before the response to the registration. An answer depends only
+on the request: while the runtime waits for it, no container is created on the node, and after 2 s
+the runtime gives up (containerd/nri v0.12 `pkg/adaptation`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -34,15 +34,15 @@ _PERMISSION_DENIED: Final = 7
 _UNIMPLEMENTED: Final = 12
 _STOPPED: Final = 4
 _LISTED_MAX: Final = 100_000
-"""The most containers that a runtime may list, and the most pods."""
+"""The maximum number of containers, and of pods, that a runtime may list."""
 
 
 class Refused(Exception):
-    """The runtime refused the registration, or does not follow the protocol; the text says how."""
+    """The runtime refused the registration or violated the protocol; the text is the reason."""
 
 
 class Synchronized(msgspec.Struct, frozen=True, kw_only=True):
-    """From now on the runtime asks about each container; `without_device` run without theirs."""
+    """The runtime now asks about each container; `without_device` run without their device."""
 
     runtime: str
     without_device: tuple[grants.Container, ...]
@@ -65,7 +65,7 @@ Observation = Synchronized | Granted | Rejected
 
 
 class Session:
-    """A plugin's side of a connection; the caller moves the bytes."""
+    """The plugin's side of a connection; the caller transfers the bytes."""
 
     def __init__(self, namespaces: Sequence[str]) -> None:
         self._namespaces = namespaces
@@ -99,7 +99,7 @@ class Session:
         )
 
     def receive(self, received: bytes) -> tuple[bytes, list[Observation]]:
-        """Return what to send, and what was observed. Raises Refused."""
+        """Return the bytes to send, and the observations. Raises Refused."""
         try:
             answers = [self._answer(frame) for frame in self._frames.feed(received)]
         except (wire.MalformedFrame, message.DecodeError) as error:
@@ -146,7 +146,7 @@ class Session:
         return nri_pb2.SynchronizeResponse(more=request.more)
 
     def _without_device(self, container: nri_pb2.Container) -> grants.Container | None:
-        """Return a container if it lacks the device that its pod asks for; otherwise None."""
+        """Return the container if it lacks the device that its pod requests; otherwise None."""
         pod = self._pods.get(container.pod_sandbox_id)
         if pod is None or container.state == _STOPPED or _has_device(container):
             return None
@@ -162,7 +162,7 @@ class Session:
             self._observed.append(Rejected(container=container, denied=decision))
             return decision
         response = nri_pb2.CreateContainerResponse()
-        # if two plugins add the same device, they conflict, and the container does not start
+        # two plugins that add the same device conflict, and the container does not start
         if decision is grants.Decision.DEVICE and not _has_device(request.container):
             device = response.adjust.linux.devices.add(
                 path=grants.PATH, type="c", major=grants.MAJOR, minor=grants.MINOR

@@ -1,7 +1,7 @@
-"""Pure: the frames between an NRI runtime and a plugin, on one socket.
+"""Pure: encodes and decodes the frames between an NRI runtime and a plugin, on one socket.
 
-A multiplexer frame says which of two connections its bytes belong to; each connection carries ttrpc
-frames, which may begin and end anywhere in its bytes. All numbers are big-endian.
+A multiplexer frame names one of two connections; each connection is a byte stream of ttrpc frames.
+All numbers are big-endian.
 
 | multiplexer (containerd/nri `pkg/net/multiplex`) | ttrpc (containerd/ttrpc `PROTOCOL.md`)    |
 |--------------------------------------------------|-------------------------------------------|
@@ -23,14 +23,14 @@ _PART_MAX: Final = _TTRPC.size + DATA_MAX
 
 
 class Connection(enum.IntEnum):
-    """Which side serves a connection; the other side calls on it."""
+    """The multiplexed connections, named after the side that serves; the other side calls."""
 
     PLUGIN = 1
     RUNTIME = 2
 
 
 class Kind(enum.IntEnum):
-    """What the data of a frame is: an envelope of `ttrpc.proto`, or part of a stream."""
+    """The content of a frame: an envelope of `ttrpc.proto`, or part of a stream."""
 
     REQUEST = 1
     RESPONSE = 2
@@ -47,7 +47,7 @@ class Frame(NamedTuple):
 
 
 class MalformedFrame(ValueError):
-    """Bytes that the protocol does not allow; what follows them cannot be read."""
+    """Bytes that violate the protocol; the bytes that follow cannot be decoded."""
 
 
 def encode(frame: Frame) -> bytes:
@@ -65,7 +65,7 @@ class FrameReader:
         self._parts = {connection: bytearray() for connection in Connection}
 
     def feed(self, received: bytes) -> list[Frame]:
-        """Return the frames that are complete now, in order. Raises MalformedFrame."""
+        """Return the frames that these bytes complete, in order. Raises MalformedFrame."""
         self._received += received
         frames: list[Frame] = []
         offset = 0
@@ -93,7 +93,7 @@ def _connection(received: bytearray, offset: int) -> tuple[Connection, int]:
 
 
 def _taken(connection: Connection, part: bytearray) -> list[Frame]:
-    """Take the complete frames from the bytes of a connection."""
+    """Remove the complete frames from the bytes of a connection, and return them."""
     frames: list[Frame] = []
     offset = 0
     while len(part) - offset >= _TTRPC.size:

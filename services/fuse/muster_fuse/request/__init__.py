@@ -1,1 +1,1 @@
-"""Decides on pods' requests: what they ask for, who asks, and whether that is allowed."""
+"""Decides on pods' requests: parses them, identifies the caller, and applies the rules."""

@@ -1,7 +1,7 @@
-"""Pure: identifies the caller: parses what /proc says about a process and its descriptors.
+"""Pure: identifies the caller: parses /proc texts about a process and its descriptors.
 
 Pods choose the names of processes, directories and file systems in these texts. The kernel escapes
-them so that they stay within their field; a text that the kernel would not write like this is
+the names so that they stay within their field; a text that the kernel would not have written is
 refused as unclear. The formats are those of proc(5), cgroups(7) and user_namespaces(7).
 """
 
@@ -16,7 +16,9 @@ from muster_fuse.kernel import jobs
 _SYSTEMD_POD: Final = re.compile(
     r"(?:[\w.-]+-)?kubepods(?:-besteffort|-burstable)?-pod([0-9A-Za-z_]+)\.slice", re.ASCII
 )
-"""The last part of a cgroup's path; a hyphen starts a new level in systemd, so the uid has none."""
+"""Matches the last part of a cgroup's path; its uid has no hyphen, which starts a new level in
+systemd.
+"""
 _CGROUPFS_POD: Final = re.compile(
     r"kubepods(?:/besteffort|/burstable)?/pod([0-9A-Za-z-]+)", re.ASCII
 )
@@ -35,11 +37,11 @@ class Pod(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Unclear(ValueError):
-    """A text from /proc that the kernel would not write like this, or an id that is not mapped."""
+    """A text from /proc that the kernel would not have written, or an id that is not mapped."""
 
 
 class Process(NamedTuple):
-    """What was read about the process that connected, while it was alive.
+    """The data about the process that connected, read while it was alive.
 
     `cgroup`, `status`, `uid_map` and `gid_map` are the texts of those files in /proc/<pid>.
     `connected_uid` and `connected_gid` are its effective ids when it connected. The namespaces are
@@ -66,7 +68,7 @@ class Ids(NamedTuple):
 
 
 class Descriptor(NamedTuple):
-    """What /proc/self/fdinfo says about a descriptor that was received, and where it leads.
+    """The data in /proc/self/fdinfo about a received descriptor, and its path.
 
     `path` is the path within its mount namespace, as the kernel shows it.
     """
@@ -97,9 +99,10 @@ class MountLine(NamedTuple):
 
 
 def pod_uid(cgroup: str) -> str | None:
-    """Return the uid of the pod that a process belongs to, or None. Raises Unclear.
+    """Return the uid of the pod that a process belongs to, or None.
 
-    The outermost pod counts: a container may be allowed to make cgroups below its own.
+    Raises Unclear. The outermost pod is used, because a container may be allowed to create cgroups
+    below its own.
     """
     uids = set()
     for line in _lines(cgroup):
@@ -139,7 +142,7 @@ def ids(status: str) -> Ids:
 
 
 def seen_inside(id_: int, id_map: str) -> int:
-    """Return an id as a user namespace sees it, by its uid_map or gid_map. Raises Unclear."""
+    """Convert an id to a user namespace, using its uid_map or gid_map. Raises Unclear."""
     for line in _lines(id_map):
         try:
             inside, outside, count = map(int, line.split())
@@ -151,10 +154,11 @@ def seen_inside(id_: int, id_map: str) -> int:
 
 
 def identify(process: Process, *, own_user_namespace: int) -> jobs.Caller:
-    """Return what the mounter needs to know about the process. Raises Unclear.
+    """Return the mounter's description of the process. Raises Unclear.
 
-    Permissions may be overridden only by root in the namespace who was also root when it connected:
-    otherwise a program with file capabilities could inherit a connection that was made without.
+    Only a process that is root in the namespace now, and was root when it connected, may override
+    permissions. Otherwise a program with file capabilities could inherit a connection of a process
+    without them.
     """
     now = ids(process.status)
     if (now.uid, now.gid) != (process.connected_uid, process.connected_gid):
@@ -172,7 +176,7 @@ def identify(process: Process, *, own_user_namespace: int) -> jobs.Caller:
 
 
 def descriptor(fdinfo: str, path: str) -> Descriptor:
-    """Return what an fdinfo file says. Raises Unclear."""
+    """Parse an fdinfo file. Raises Unclear."""
     try:
         flags = int(_field(fdinfo, "flags"), 8)
         mount_id = int(_field(fdinfo, "mnt_id"))
@@ -213,7 +217,7 @@ def _unescaped(text: str) -> str:
 
 
 def _lines(text: str) -> list[str]:
-    """Split text at the kernel's line ends only; Python splits at more, which names may contain."""
+    """Split text only at line feeds, as the kernel does; names may contain other line ends."""
     return text.removesuffix("\n").split("\n") if text else []
 
 

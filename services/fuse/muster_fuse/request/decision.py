@@ -1,4 +1,4 @@
-"""Pure: decides whether a pod's request is allowed, and turns it into a job.
+"""Pure: decides whether a pod's request is allowed, and converts it to a job.
 
 | check, in this order                                              | if not         |
 |-------------------------------------------------------------------|----------------|
@@ -30,7 +30,7 @@ MOUNTABLE: Final = frozenset(
     | {"iso9660", "jfs", "nfs", "nfs4", "ntfs3", "overlay", "ramfs", "smb3", "squashfs", "tmpfs"}
     | {"vfat", "xfs", "zfs"}
 )
-"""Types of file systems that may carry mount points: those that hold ordinary files."""
+"""Types of file systems that may contain mount points: those with ordinary files."""
 _PROTECTED: Final = frozenset({"dev", "proc", "sys"})
 _SHARED_MEMORY: Final = "/dev/shm/"  # noqa: S108  # what pods keep there is theirs
 _SHOWN_MAX: Final = 255
@@ -46,7 +46,7 @@ class Reason(enum.StrEnum):
     USER_NAMESPACE = "user_namespace"
     BUSY = "busy"
     STUCK = "stuck"
-    """An earlier job of the pod did not end even when it was killed."""
+    """An earlier job of the pod did not end although it was killed."""
     TOO_FAST = "too_fast"
     TOO_MANY_IN_POD = "too_many_in_pod"
     TOO_MANY_ON_NODE = "too_many_on_node"
@@ -63,7 +63,7 @@ class Reason(enum.StrEnum):
 
 
 class Refusal(Exception):
-    """A request that is not granted: its reason, errno and a line that says what to do."""
+    """A refused request: its reason, its errno, and a line that says what to do."""
 
     def __init__(self, reason: Reason, errno_: int, text: str) -> None:
         super().__init__(text)
@@ -100,9 +100,9 @@ def check_caller(
 def check_target(
     target: caller.Descriptor, line: caller.MountLine | None, *, fuse_on_fuse: bool
 ) -> None:
-    """Refuse a mount point where a mount would reach other pods, or deceive others. Raises Refusal.
+    """Refuse a mount point where a mount would be visible to, or mislead, others.
 
-    `line` is the mount that the descriptor lies on, as the process sees it.
+    Raises Refusal. `line` is the descriptor's mount, as the process sees it.
     """
     line = _visible(target, line)
     if _is_protected(target.path):
@@ -122,10 +122,11 @@ def check_target(
 def mount_job(
     request: protocol.Request, asking: jobs.Caller, *, limits: config.Limits
 ) -> jobs.MountJob:
-    """Return the job for a request to mount. Raises Refusal if it is not allowed.
+    """Return the job for a request to mount.
 
-    A process in its own user namespace may be able to mount. If it got the device first, it could
-    do so without the broker, which would neither count nor watch that mount.
+    Raises Refusal if it is not allowed. A process in its own user namespace may be able to mount.
+    With the device in advance, it could mount without the broker, which would neither count nor
+    watch that mount.
     """
     sync_init = protocol.Flag.SYNC_INIT in request.flags
     if sync_init and asking.user_namespace:
@@ -173,7 +174,7 @@ def unmount_job(
 
 
 def shown(text: str) -> str:
-    """Return a name that a pod has chosen, made safe for a line of text for people."""
+    """Make a name that a pod has chosen safe to print in a line of text."""
     return escaping.plain(text)[:_SHOWN_MAX]
 
 

@@ -1,7 +1,7 @@
-"""Pure: limits how often a pod may ask, and how many mounts a pod and the node may have.
+"""Pure: limits the rate of a pod's requests, and the number of mounts per pod and node.
 
-A mount that is being made already counts, so that concurrent requests cannot exceed a limit
-together. `now` is monotonic.
+A mount in progress already counts, so that concurrent requests cannot exceed a limit together.
+`now` is monotonic.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ from muster_fuse import config
 from muster_fuse.request import decision
 
 _PODS_MAX: Final = 4096
-"""More pods than a node ever has."""
+"""The maximum number of tracked pods, more than a node ever has."""
 
 
 class Limiter:
@@ -31,7 +31,7 @@ class Limiter:
         self._being_made: Counter[str] = Counter()
 
     def take(self, pod_uid: str, *, now: float) -> None:
-        """Count a request. Raises Refusal if the pod makes too many."""
+        """Count a request. Raises Refusal if the pod exceeds its rate."""
         if not self._buckets.try_take(pod_uid, now):
             per_minute = self._limits.requests_per_minute
             text = f"this pod may make {per_minute:g} requests a minute; wait, then try again"
@@ -41,14 +41,14 @@ class Limiter:
     def making(self, pod_uid: str, mounts: Mapping[str, int]) -> Iterator[None]:
         """Count a mount while it is being made; `mounts` is the number of each pod's mounts.
 
-        Raises Refusal if that would be one too many.
+        Raises Refusal if the mount would exceed a limit.
         """
         limits = self._limits
         if mounts.get(pod_uid, 0) + self._being_made[pod_uid] >= limits.mounts_per_pod:
-            text = f"this pod has {limits.mounts_per_pod} FUSE mounts, as many as it may have"
+            text = f"this pod has {limits.mounts_per_pod} FUSE mounts, the maximum"
             raise decision.Refusal(decision.Reason.TOO_MANY_IN_POD, errno.ENOSPC, text)
         if sum(mounts.values()) + self._being_made.total() >= limits.mounts_per_node:
-            text = f"this node has {limits.mounts_per_node} FUSE mounts, as many as it may have"
+            text = f"this node has {limits.mounts_per_node} FUSE mounts, the maximum"
             raise decision.Refusal(decision.Reason.TOO_MANY_ON_NODE, errno.ENOSPC, text)
         self._being_made[pod_uid] += 1
         try:

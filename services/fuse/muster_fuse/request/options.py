@@ -1,4 +1,4 @@
-"""Pure: turns the option string of fusermount into parameters of a mount.
+"""Pure: converts the option string of fusermount to parameters of a mount.
 
 | class     | options                                                                  |
 |-----------|--------------------------------------------------------------------------|
@@ -10,8 +10,8 @@
 |           | auto_unmount, x-*, fd=, rootmode=, user_id=, group_id=                   |
 | refused   | all others                                                               |
 
-Options are separated by commas. A backslash makes the next character an ordinary one. If an option
-appears more than once, the last one counts.
+Options are separated by commas. A backslash escapes the next character. If an option appears more
+than once, the last one applies.
 """
 
 import re
@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 from muster import escaping
 
 VALUE_MAX: Final = 255
-"""The longest string that fsconfig(2) accepts, in bytes."""
+"""The maximum length of a string in fsconfig(2), in bytes."""
 
 _RDONLY: Final = 0x1
 _NOEXEC: Final = 0x8
@@ -41,10 +41,10 @@ _REASONS: Final = {
     "blkdev": "block devices are not available to pods",
     "blksize": "block devices are not available to pods",
     "allow_root": "use allow_other, or run the program as the user who needs the files",
-    "context": "security labels are not for pods to choose",
-    "fscontext": "security labels are not for pods to choose",
-    "defcontext": "security labels are not for pods to choose",
-    "rootcontext": "security labels are not for pods to choose",
+    "context": "pods may not choose security labels",
+    "fscontext": "pods may not choose security labels",
+    "defcontext": "pods may not choose security labels",
+    "rootcontext": "pods may not choose security labels",
 }
 
 
@@ -57,11 +57,11 @@ class Parameters(NamedTuple):
 
 
 class RefusedOption(ValueError):
-    """An option that is not allowed; the text names it and says why."""
+    """An option that is not allowed; the text names it with the reason."""
 
 
 def parse(options: bytes, *, allow_other: bool) -> Parameters:
-    """Return the parameters that an option string asks for. Raises RefusedOption."""
+    """Return the parameters in an option string. Raises RefusedOption."""
     flags: set[str] = set()
     attributes = 0
     values: dict[str, str] = {}
@@ -79,7 +79,7 @@ def parse(options: bytes, *, allow_other: bool) -> Parameters:
                 raise _refused(option, "its value must be a number of bytes")
             values[key] = str(int(value))
         elif not _is_ignored(option, key if equals else ""):
-            raise _refused(option, _REASONS.get(key, "unknown to the broker; leave it out"))
+            raise _refused(option, _REASONS.get(key, "unknown to the broker; remove it"))
     return Parameters(_strings(values), tuple(sorted(flags)), attributes)
 
 
@@ -113,7 +113,7 @@ def _split(options: bytes) -> Iterator[str]:
 
 
 def _cleaned(value: str) -> str:
-    """Return a value that is safe in a mount table: printable, and not too long."""
+    """Make a value safe for a mount table: printable, and not too long."""
     return escaping.plain(value).encode()[:VALUE_MAX].decode("utf-8", "ignore")
 
 

@@ -1,1 +1,1 @@
-"""Gives each pod, through the kubelet, a volume with the helper and the pod's socket."""
+"""The CSI driver: provides each pod with a volume that contains the helper and the pod's socket."""

@@ -1,4 +1,4 @@
-"""Adapter: CSI: answers the kubelet's calls to publish and unpublish volumes.
+"""Adapter: gRPC: answers the kubelet's CSI calls to publish and unpublish volumes.
 
 The text of an error becomes an event of the pod. The kubelet retries a failed call.
 """
@@ -22,9 +22,9 @@ Request = TypeVar("Request", bound=message.Message)
 Answer = TypeVar("Answer", bound=message.Message)
 
 REGISTRY: Final = "plugins_registry"
-"""Where the kubelet looks for plugins' sockets, below its own directory."""
+"""The directory of plugin sockets, below the kubelet's directory."""
 _CALL_S: Final = 30.0
-"""Shorter than the two minutes after which the kubelet gives up and retries."""
+"""The timeout is shorter than the two minutes after which the kubelet retries."""
 _CODES: Final = {
     publication.Reason.INVALID: grpc.StatusCode.INVALID_ARGUMENT,
     publication.Reason.NO_POD: grpc.StatusCode.FAILED_PRECONDITION,
@@ -68,7 +68,7 @@ class Driver:
         request: csi.ProbeRequest,  # noqa: ARG002  # empty
         context: rpc.Context[csi.ProbeRequest, csi.ProbeResponse],  # noqa: ARG002
     ) -> csi.ProbeResponse:
-        """Return that the driver is ready."""
+        """Report that the driver is ready."""
         return csi.ProbeResponse(ready=csi.Ready(value=True))
 
     async def publish(
@@ -148,7 +148,7 @@ class Driver:
 def offered(
     driver: Driver, kubelet: Path, *, unregistered_s: float = 60.0
 ) -> registration.Registration:
-    """Return the registration of the driver with the kubelet of this directory."""
+    """Return the registration of the driver with the kubelet that uses this directory."""
     offer = registration.Driver(
         kind="CSIPlugin",
         name=publication.DRIVER,

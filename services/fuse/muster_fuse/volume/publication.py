@@ -1,6 +1,6 @@
 """Pure: checks the kubelet's requests to the driver.
 
-The keys that describe a pod are those in kubernetes pkg/volume/csi/csi_mounter.go (1.36). A pod's
+The keys that describe a pod are taken from kubernetes pkg/volume/csi/csi_mounter.go (1.36). A pod's
 volume is mounted at `<kubelet>/pods/<uid>/volumes/kubernetes.io~csi/<name>/mount`.
 """
 
@@ -16,7 +16,7 @@ from muster_fuse.request import caller
 
 DRIVER: Final = "fuse.muster.dev"
 UID_PATTERN: Final = r"^[0-9A-Za-z][0-9A-Za-z-]{0,62}$"
-"""The uid of a pod; a static pod's is not a UUID."""
+"""Matches the uid of a pod; a static pod's uid is not a UUID."""
 _POD: Final = "csi.storage.k8s.io/"
 _NAME_MAX: Final = 253
 _KEYS: Final = ("uid", "namespace", "name")
@@ -30,9 +30,9 @@ class Reason(enum.StrEnum):
     """Why a request is refused."""
 
     INVALID = "invalid"
-    """The request is not one that a kubelet makes for an inline volume of this driver."""
+    """A kubelet would not send this request for an inline volume of this driver."""
     NO_POD = "no_pod"
-    """The kubelet does not say which pod the volume is for."""
+    """The request does not name the volume's pod."""
     NAMESPACE = "namespace"
     """The settings do not allow the pod's namespace."""
 
@@ -69,9 +69,9 @@ def wanted(
     kubelet: str,
     namespaces: Sequence[str],
 ) -> Publication:
-    """Return what NodePublishVolume asks for. Raises Refused.
+    """Return the volume that NodePublishVolume requests.
 
-    `namespaces` are shell patterns for the namespaces that may have volumes.
+    Raises Refused. `namespaces` are shell patterns for the namespaces whose pods may have volumes.
     """
     volume = existing(volume_id, target, kubelet=kubelet)
     if not is_mount:

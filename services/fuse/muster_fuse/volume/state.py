@@ -1,4 +1,4 @@
-"""Adapter: the state directory: records which pods have volumes, for when the broker restarts."""
+"""Adapter: files: records in the state directory which pods have volumes, for restarts."""
 
 import os
 import re
@@ -23,13 +23,13 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Records:
-    """One file for each pod; a file is replaced as a whole or not at all."""
+    """The records, one file per pod; files are replaced atomically."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
 
     def load(self) -> tuple[dict[str, Record], list[str]]:
-        """Return the records by pod uid, and why other files are not records. Raises OSError."""
+        """Return the records by pod uid, and the problems of other files. Raises OSError."""
         self._directory.mkdir(parents=True, exist_ok=True)
         records, problems = {}, []
         for path in sorted(self._directory.iterdir()):

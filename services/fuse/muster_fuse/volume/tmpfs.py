@@ -1,16 +1,16 @@
-"""Adapter: mounts: makes the file system of a pod's volume, and attaches it for the kubelet.
+"""Adapter: mounts: creates the file system of a pod's volume, and attaches it for the kubelet.
 
 Each pod has its own tmpfs with the helper, the pod's socket and `dev-fuse`, the stub for /dev/fuse.
 The file system itself is read-only, not only its mounts: container runtimes clear a mount's
 read-only flag if a pod does not ask for it (opencontainers/runc#3967, since 1.2;
 containers/crun#2247), and root in a container could then replace the helper and the socket.
 
-The stub is a FIFO, because it must open for reading and writing, which a regular file on a
-read-only file system does not. A program that tries to mount with it gets EPERM, and then calls the
-helper.
+The stub is a FIFO, because it must open for reading and writing, which is impossible for a regular
+file on a read-only file system. A program that tries to mount with the stub gets EPERM, and then
+calls the helper.
 
 No path leads through a pod's directories: all paths belong to the kubelet or to us. A mount point
-that may hang is never looked up (stat).
+that may hang is never accessed, not even by stat.
 """
 
 import contextlib
@@ -28,13 +28,13 @@ STUB: Final = "dev-fuse"
 _ALWAYS: Final = syscalls.MS_NOSUID | syscalls.MS_NODEV
 _OPTIONS: Final = "size=1m,nr_inodes=16,mode=0755"
 _LAYERS_MAX: Final = 64
-"""The most mounts that are removed from one directory."""
+"""The maximum number of mounts removed from one directory."""
 _MOUNTINFO: Final = Path("/proc/thread-self/mountinfo")
 _ESCAPED: Final = re.compile(rb"\\([0-7]{3})")
 
 
 def make(directory: Path, helper: Path) -> None:
-    """Mount a pod's file system at a directory, unless it is already there. Raises OSError."""
+    """Mount a pod's file system at a directory, unless it is already mounted. Raises OSError."""
     if mounted_at(directory):
         if (directory / STUB).exists():
             return
@@ -56,14 +56,14 @@ def make(directory: Path, helper: Path) -> None:
 def set_read_only(directory: Path, *, read_only: bool) -> None:
     """Make a pod's file system read-only, or writable for a new socket. Raises OSError.
 
-    While it is writable, root in the pod may write to it too, so nothing in it can be trusted.
+    While it is writable, root in the pod may also write to it, so its content cannot be trusted.
     """
     flags = syscalls.MS_REMOUNT | _ALWAYS | (syscalls.MS_RDONLY if read_only else 0)
     _mount("none", directory, "", flags)
 
 
 def attach(directory: Path, target: Path) -> None:
-    """Mount a pod's file system at the kubelet's directory too, replacing anything there.
+    """Mount a pod's file system at the kubelet's directory, replacing any other mount there.
 
     Raises OSError.
     """
@@ -76,9 +76,9 @@ def attach(directory: Path, target: Path) -> None:
 
 
 def remove(directory: Path) -> None:
-    """Remove a directory, and whatever is mounted there even if it is hung or busy.
+    """Remove a directory and all mounts on it, even hung or busy mounts.
 
-    Does nothing if the directory is gone. Raises OSError.
+    Does nothing if the directory does not exist. Raises OSError.
     """
     for _ in range(_LAYERS_MAX):
         try:
@@ -89,7 +89,7 @@ def remove(directory: Path) -> None:
             if error.errno != errno.EINVAL:
                 raise OSError(error.errno, error.strerror, str(directory)) from None
             break
-    # the kubelet keeps a directory that is not empty, and reports it
+    # a directory that is not empty stays; the kubelet reports it
     with contextlib.suppress(FileNotFoundError):
         directory.rmdir()
 

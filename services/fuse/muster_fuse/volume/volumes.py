@@ -1,7 +1,7 @@
-"""Adapter: the volumes of the node's pods: their mounts, sockets and records, kept in step.
+"""Adapter: mounts, sockets and records: manages the volumes of the node's pods.
 
-A record is written before any part of a volume exists and removed after every part is gone, so that
-a broker that was killed in between can clean up. Every step may be repeated.
+A record is written before any part of a volume exists and removed after every part was removed, so
+that a broker that was killed in between can clean up. Every step may be repeated.
 """
 
 import asyncio
@@ -22,13 +22,13 @@ from muster_fuse.volume import publication, state, tmpfs
 Result = TypeVar("Result")
 
 _STEP_S: Final = 10.0
-"""How long the kernel may take for the mounts of one volume."""
+"""The timeout for the mounts of one volume."""
 _SEAL_TRIES: Final = 10
 _SEAL_S: Final = 0.1
 
 
 class TooManyPods(Exception):
-    """The node already has as many pods with volumes as the settings allow."""
+    """The node already has the maximum number of pods with volumes."""
 
 
 class Volumes:
@@ -36,7 +36,7 @@ class Volumes:
 
     def __init__(self, root: Path, helper: Path, broker: service.Broker, *, pods_max: int) -> None:
         self.problems: dict[str, str] = {}
-        """Why a pod's socket is not served, by the pod's uid."""
+        """Why pods' sockets are not served, by pod uid."""
         self._pods = root / "pods"
         self._helper = helper
         self._broker = broker
@@ -53,7 +53,7 @@ class Volumes:
         return len(self._records)
 
     def pod(self, uid: str) -> caller.Pod | None:
-        """Return the pod of this uid; None if it has no volume."""
+        """Return the pod with this uid; None if it has no volume."""
         record = self._records.get(uid)
         return record.pod if record else None
 
@@ -68,7 +68,7 @@ class Volumes:
                 if await self._run(functools.partial(tmpfs.mounted_at, directory)):
                     await self._serve(record)
                     continue
-                # the node was restarted: the kubelet asks again for pods that still exist
+                # the node was rebooted; the kubelet publishes the volumes of existing pods again
                 await self._run(functools.partial(tmpfs.remove, directory))
                 await self._forget(record.pod.uid)
             except (OSError, TimeoutError) as error:
@@ -117,7 +117,7 @@ class Volumes:
             await self._forget(uid)
 
     async def _serve(self, record: state.Record) -> None:
-        """Listen on a pod's socket, unless it is served already."""
+        """Listen on a pod's socket, unless it is already served."""
         uid, directory = record.pod.uid, self._pods / record.pod.uid
         path = directory / tmpfs.SOCKET
         if uid in self._served and await self._run(path.is_socket):
@@ -138,7 +138,7 @@ class Volumes:
             try:
                 await self._run(lambda: tmpfs.set_read_only(directory, read_only=True))
             except OSError as error:
-                # the old socket was removed and still has connections, which are about to end
+                # the old socket was removed but still has connections, which are about to end
                 if error.errno != errno.EBUSY or attempt == _SEAL_TRIES - 1:
                     raise
                 await asyncio.sleep(_SEAL_S)

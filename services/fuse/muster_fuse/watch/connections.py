@@ -1,7 +1,7 @@
-"""Adapter: fusectl, where the kernel shows its FUSE connections and lets us end them.
+"""Adapter: fusectl, the kernel's file system that lists and aborts FUSE connections.
 
-It is reached through a mount that is attached nowhere, so that no mount table changes. All mounts
-of fusectl are the same file system: as long as one exists, everybody sees the same inodes.
+It is accessed through an unattached mount, so that no mount table changes. All mounts of fusectl
+share one file system: as long as one mount exists, all processes see the same inodes.
 """
 
 import os
@@ -15,7 +15,7 @@ _NUMBER_BYTES_MAX: Final = 32
 
 
 class Identity(NamedTuple):
-    """What distinguishes a connection from an earlier one with the same number."""
+    """The data that distinguish a connection from an earlier one with the same number."""
 
     inode: int
     created_ns: int
@@ -32,11 +32,11 @@ class Connections:
         self._opening = threading.Lock()
 
     def open(self) -> None:
-        """Mount fusectl: inodes do not change while it is mounted."""
+        """Mount fusectl; its inodes do not change while it is mounted."""
         self._root()
 
     def close(self) -> None:
-        """Close the mount; the next call makes another."""
+        """Close the mount; the next call mounts fusectl again."""
         if self._mount >= 0:
             os.close(self._mount)
         self._mount = -1
@@ -61,13 +61,13 @@ class Connections:
         finally:
             os.close(directory)
         try:
-            # empty if it was unmounted in between
+            # the file is empty if the mount was removed in between
             return int(os.read(file, _NUMBER_BYTES_MAX) or b"0")
         finally:
             os.close(file)
 
     def abort(self, mount: mounts.Mount) -> bool:
-        """End the connection of a mount; return whether there still was one."""
+        """Abort the connection of a mount; return whether it still existed."""
         directory = self._open(mount)
         if directory is None:
             return False
@@ -84,7 +84,7 @@ class Connections:
         return True
 
     def _root(self) -> int:
-        """Return the root of fusectl, through a mount that the first call makes."""
+        """Return the root of fusectl, which the first call mounts."""
         with self._opening:
             if self._mount < 0:
                 self._mount = syscalls.open_connections()

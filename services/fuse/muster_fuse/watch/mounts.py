@@ -1,4 +1,4 @@
-"""Pure: derives the condition of each mount from what the kernel shows without touching the mount.
+"""Pure: derives the condition of each mount from kernel data, without access to the mount.
 
 A check of a mount shows how many requests wait, whether a process has /dev/fuse open for it, how
 much processor time such processes have used, and whether a killed process of its pod cannot end.
@@ -12,10 +12,10 @@ much processor time such processes have used, and whether a killed process of it
 | it is hung, and for `lingering_s` a killed process of its pod has  | lingering, until      |
 | been unable to end                                                 | either changes        |
 
-The kernel keeps the connection of a daemon that has ended until the file system is unmounted. So if
-a connection is gone, the file system was unmounted, by its user or with its mount namespace.
-`waiting` alone does not distinguish a hung daemon from a steadily busy one: both may show the same
-number for a long time.
+The kernel keeps the connection of a daemon that has ended until the file system is unmounted. So a
+missing connection means that the file system was unmounted, by its user or with its mount
+namespace. `waiting` alone does not distinguish a hung daemon from a steadily busy one: both may
+show the same number for a long time.
 """
 
 from collections.abc import Mapping
@@ -28,11 +28,11 @@ from muster_fuse import config
 
 Condition = vocabulary.FuseCondition
 TICK_S: Final = 0.01
-"""The unit in which the kernel counts processor time (USER_HZ)."""
+"""The kernel's unit of processor time (USER_HZ)."""
 _WORKING: Final = 0.001
-"""The least share of a processor that a daemon uses while it answers requests."""
+"""The minimum share of a processor that a daemon uses while it answers requests."""
 _UNHELD_MAX: Final = 2
-"""Not 1, because a check may fall between a daemon's fork() and the end of its parent."""
+"""More than 1, because a check may fall between a daemon's fork() and the end of its parent."""
 
 
 class Mount(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,7 +58,7 @@ class Mount(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Look(NamedTuple):
-    """What a check shows about a mount that is still connected."""
+    """The result of a check of a connected mount."""
 
     waiting: int
     is_held: bool
@@ -76,7 +76,7 @@ class Change(NamedTuple):
 
 
 class _Watched:
-    """A mount and what recent checks have shown."""
+    """A mount and the results of recent checks."""
 
     def __init__(self, mount: Mount) -> None:
         self.mount = mount
@@ -110,7 +110,7 @@ class Mounts:
         return watched.mount if watched else None
 
     def all(self) -> tuple[Mount, ...]:
-        """Return the mounts that are watched, oldest first."""
+        """Return the watched mounts, oldest first."""
         return tuple(watched.mount for watched in self._watched.values())
 
     def of(self, pod_uid: str) -> tuple[Mount, ...]:
@@ -123,9 +123,9 @@ class Mounts:
         return tuple(sorted(watched.conditions)) if watched else ()
 
     def look(self, looks: Mapping[str, Look | None], *, now: float) -> list[Change]:
-        """Record what a check shows about mounts, by id; return which conditions have changed.
+        """Record the results of a check, by mount id; return the changed conditions.
 
-        None means that a mount is gone. Mounts that were not checked stay as they are.
+        None means that a mount no longer exists. Mounts that were not checked stay unchanged.
         """
         changes = []
         for id_, look in looks.items():
@@ -173,6 +173,6 @@ class Mounts:
             if stuck_s < self._limits.hung_s:
                 return
             worked_s = (look.worked_ticks - watched.stuck_ticks) * TICK_S
-            # negative: another process serves the mount now
+            # a negative value: another process serves the mount now
             watched.is_hung = 0 <= worked_s < _WORKING * stuck_s
         watched.stuck_since, watched.stuck_ticks = now, look.worked_ticks

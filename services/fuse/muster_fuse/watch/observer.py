@@ -1,7 +1,7 @@
-"""Adapter: checks mounts: their connections, and the processes that serve them.
+"""Adapter: fusectl and /proc: checks the connections of mounts and the processes that serve them.
 
-It takes long to check all processes, so those that serve a mount are remembered. They are searched
-for again if they no longer serve it, and from time to time while requests wait.
+Checking all processes takes long, so the processes that serve a mount are remembered. A new search
+starts if they no longer serve the mount, and from time to time while requests wait.
 """
 
 from collections.abc import Collection, Iterable
@@ -18,14 +18,14 @@ _HOLDERS_MAX: Final = 64
 
 @dataclass(slots=True)
 class _Served:
-    """The processes that serve a mount, and how often they have been checked."""
+    """The processes that serve a mount, and how many times they were checked."""
 
     holders: list[processes.Holder] = field(default_factory=list)
     looks: int = 0
 
 
 class Observer:
-    """Checks mounts. Its calls block for as long as it takes to read /proc."""
+    """Checks mounts. Its calls block while they read /proc."""
 
     def __init__(self, fuse_connections: connections.Connections) -> None:
         self._connections = fuse_connections
@@ -38,10 +38,10 @@ class Observer:
         dead: Collection[str] = (),
         hung: Collection[str] = (),
     ) -> dict[str, mounts.Look | None]:
-        """Return what a check shows about each mount, by its id; None if it is gone.
+        """Check mounts and return the results by mount id; None for a mount that no longer exists.
 
-        Mounts that are `dead` already do not start a search for processes. Mounts that are `hung`
-        start a search for killed processes.
+        `dead` mounts do not cause a search for processes. `hung` mounts cause a search for killed
+        processes.
         """
         waiting = {mount.id: self._connections.waiting(mount) for mount in watched}
         present = [mount for mount in watched if waiting[mount.id] is not None]
@@ -66,7 +66,7 @@ class Observer:
         return served.looks > _LOOKS_MAX or not _worked(served.holders)
 
     def _search(self, present: Collection[mounts.Mount], dead: Collection[str]) -> None:
-        """Search the mounts' pods, then everywhere: a daemon may have passed the device on."""
+        """Search the mounts' pods, then all processes: a daemon may have passed the device on."""
         pods = {mount.pod_uid for mount in present}
         for everywhere in (False, True):
             holders = list(processes.holders(pods, everywhere=everywhere))

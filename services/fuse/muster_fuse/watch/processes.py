@@ -1,9 +1,9 @@
-"""Adapter: /proc: which processes serve FUSE connections, and which have been killed.
+"""Adapter: /proc: finds processes that serve FUSE connections, and killed processes.
 
-Since Linux 6.16 the kernel says which connection an open /dev/fuse belongs to. On older kernels,
-every process of a pod that has it open counts as serving all mounts of its pod.
+Since Linux 6.16, the kernel shows the connection of an open /dev/fuse. On older kernels, every
+process of a pod with an open /dev/fuse counts as serving all mounts of its pod.
 
-A pod may have millions of descriptors, threads and mounts. Only a limited number of each is read: a
+A pod may have millions of descriptors, threads and mounts. Only a limited number of each is read; a
 pod that exceeds the limit hides only the state of its own mounts.
 """
 
@@ -21,14 +21,14 @@ from muster_fuse.request import caller
 _PROC: Final = Path("/proc")
 _TEXT_BYTES_MAX: Final = 65_536
 _DEVICE: Final = "fuse"
-"""The device's file name; its path depends on the mount namespace that it was opened in."""
+"""The device's file name; its path depends on the mount namespace in which it was opened."""
 _CONNECTION: Final = re.compile(r"^fuse_connection:\s*([0-9]+)$", re.MULTILINE | re.ASCII)
 _ENTRIES_MAX: Final = 4096
-"""How many descriptors or threads of a process are read."""
+"""The maximum number of descriptors or threads read per process."""
 _POD_ENTRIES_MAX: Final = 65_536
-"""How many are read for a pod, or for a process that is in no pod."""
+"""The maximum number read per pod, or per process outside of pods."""
 _MOUNTINFO_BYTES_MAX: Final = 1 << 25
-"""How many bytes of a pod's mount tables are read; each mount namespace is read once."""
+"""The maximum size of a pod's mount tables; each mount namespace is read once."""
 _SIGKILL: Final = 1 << 8
 _PENDING: Final = ("SigPnd:", "ShdPnd:")
 _UTIME: Final = 11
@@ -37,9 +37,9 @@ _STARTED: Final = 19
 
 
 class Holder(NamedTuple):
-    """A process that has /dev/fuse open, and for which connection, if the kernel says so.
+    """A process with an open /dev/fuse, and its connection if the kernel shows it.
 
-    `pod_uid` is None if the process is in none of the pods that were searched for.
+    `pod_uid` is None if the process is in none of the requested pods.
     """
 
     pid: int
@@ -50,7 +50,7 @@ class Holder(NamedTuple):
 
 
 def worked_ticks(holder: Holder) -> int | None:
-    """Return the processor time of a holder; None if it no longer holds the device."""
+    """Return the processor time of a holder; None if it has closed the device."""
     process = _PROC / str(holder.pid)
     try:
         fields = _stat(process)
@@ -89,7 +89,7 @@ def holders(pods: Collection[str], *, everywhere: bool) -> Iterator[Holder]:
 
 
 def killed(pods: Collection[str]) -> set[str]:
-    """Return which of these pods have a process that was killed and cannot end."""
+    """Return the pods that have a process that was killed but cannot end."""
     stuck = set()
     entries = _Entries()
     for process in _processes() if pods else ():
@@ -101,15 +101,15 @@ def killed(pods: Collection[str]) -> set[str]:
 
 
 class Seen(NamedTuple):
-    """The FUSE file systems that the processes of a pod see mounted, by their connection."""
+    """The FUSE file systems that the processes of a pod see mounted, by connection."""
 
     mounted: dict[int, caller.MountLine]
     served: set[int]
-    """The connections that a process of the pod serves, if the kernel says so."""
+    """The connections that a process of the pod serves, if the kernel shows them."""
 
 
 def seen_by(pod_uid: str) -> Seen:
-    """Return what the processes of a pod see, and what they serve."""
+    """Return the file systems that the processes of a pod see and serve."""
     seen = Seen({}, set())
     entries = _Entries()
     tables: dict[int, int] = {}

@@ -1,7 +1,7 @@
-"""Adapter: files that record which mounts the broker has made, for when it restarts.
+"""Adapter: files: records the broker's mounts for a restart, in one file per pod.
 
-There is one file for each pod. If fusectl was not mounted anywhere for a while, a connection's
-directory has a new inode; then a mount is recognised by what its pod's processes see mounted.
+If fusectl was not mounted anywhere for a while, a connection's directory has a new inode. A mount
+is then recognised by the file systems that its pod's processes see mounted.
 """
 
 import re
@@ -28,10 +28,10 @@ class Records:
         self._connections = fuse_connections
 
     def load(self, pod_uid: str) -> list[mounts.Mount]:
-        """Return the recorded mounts that a pod still has. Raises OSError, msgspec.MsgspecError.
+        """Return the recorded mounts that a pod still has.
 
-        Mounts that its processes both serve and see are included: the broker may have ended before
-        it recorded them.
+        Raises OSError, msgspec.MsgspecError. Mounts that its processes both serve and see are also
+        returned, because the broker may have ended before it recorded them.
         """
         seen = processes.seen_by(pod_uid)
         present: dict[int, mounts.Mount] = {}
