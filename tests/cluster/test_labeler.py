@@ -104,7 +104,7 @@ def nodes(prepared: Cluster) -> Iterator[Nodes]:
     yield Nodes(prepared)
     made = [n for n in prepared.good("get", "node", "-o", "name").split() if f"/{PREFIX}" in n]
     if made:
-        prepared.good("delete", *made)
+        prepared.good("delete", "--wait=false", *made)
 
 
 def test_check_and_label_do_what_they_say(nodes: Nodes) -> None:
