@@ -49,7 +49,7 @@ _PARTS: Final = (
     ),
 )
 """The directories below k8s that the chart can enable."""
-_MADE: Final = re.compile(r"(    # made by .*\n)(?:.*\n)*(    # the end of what is made\n)")
+_MADE: Final = re.compile(r"(    # made by .*\n)(?:.*\n)*(    # end of the generated part\n)")
 
 
 def documents() -> dict[Path, bytes]:

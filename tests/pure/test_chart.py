@@ -123,7 +123,7 @@ def test_who_watches_and_serves_is_told_how() -> None:
     resource = {"name": "example.com/a", "groups": [{"devices": [{"path": "/dev/a"}]}]}
     for settings, named in (
         ({"resources": [resource]}, "has example.com/a: for both, .*settings.plugin.watch.enabled"),
-        ({"gpus": {"migStrategy": "single"}}, "leave gpus, nodes and watch out"),
+        ({"gpus": {"migStrategy": "single"}}, "omit gpus, nodes and watch"),
     ):
         given = {"watch": {"enabled": True}, "settings": {"plugin": settings}}
         with (
@@ -481,10 +481,10 @@ def test_devices_are_what_the_plugin_serves() -> None:
     }
 
 
-SERVES: Final = "Pods can ask for: smarter-devices/fuse"
+SERVES: Final = "Pods can request: smarter-devices/fuse"
 NOBODY: Final = (
-    "NOBODY IS NOTIFIED YET: alerts only go to the notifier's log. "
-    "For Slack (others: `muster notify setup --help`):"
+    "NOBODY IS NOTIFIED YET: alerts go only to the notifier's log. "
+    "To notify a Slack channel (see `muster notify setup --help` for others):"
 )
 
 
@@ -503,7 +503,7 @@ def notes(values: dict[str, Any], *, namespace: str = "muster") -> str:
         ({"gpu": {"enabled": True}}, [f"{SERVES}, nvidia.com/gpu", NOBODY]),
         (
             {"watch": {"enabled": True}},
-            ["It offers no devices itself: it watches the device plugins that the nodes have."],
+            ["It offers no devices itself; it watches the nodes' existing device plugins."],
         ),
     ],
     ids=str,

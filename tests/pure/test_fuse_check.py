@@ -17,7 +17,7 @@ NEW: Final = {"kernel": "6.18.44-fc", "kubelet": "v1.37.2", "runtime": "containe
 OLD_KERNEL: Final = {**NEW, "kernel": "5.4.0-generic"}
 ALL: Final = findings.FuseSupport(has_driver=False, has_class=False, has_dra=True)
 NRI: Final = (
-    "whether NRI is on is not visible from here; containerd has had it on by default since 2.0"
+    "whether NRI is enabled is not visible from here; containerd enables it by default since 2.0"
 )
 FACTS: Final = (
     "Kubernetes v1.37.2",
@@ -115,10 +115,10 @@ def test_what_was_passed_over_is_named_with_its_reason() -> None:
     assert recommended.evidence[3] == "autoscalers: the Cluster Autoscaler"
     old, off, older = recommended.evidence[len(FACTS) :]
     assert old == f"not {Way.VOLUME}: Linux is older than 5.8, or unknown, on node-0"
-    assert off == f"not {Way.ANNOTATION}: the NRI of containerd://1.7.9 is off by default"
+    assert off == f"not {Way.ANNOTATION}: containerd://1.7.9 disables NRI by default"
     assert older == (
         f"not {Way.RESOURCE}: Kubernetes is older than 1.36, or unknown, on node-0; "
-        "containerd://1.7.9 has no CDI, or it is off by default"
+        "containerd://1.7.9 does not support CDI by default"
     )
 
 
@@ -154,8 +154,8 @@ def test_namespaces_that_only_the_volume_can_serve_are_counted() -> None:
     namespaces = {"a": {enforce: "restricted"}, "b": {enforce: "baseline"}, "c": {}}
     (recommended,) = fuse_ways.evaluate(view(nodes(NEW), namespaces=namespaces))
     assert recommended.evidence[-1] == (
-        "namespaces that enforce Pod Security baseline or restricted: 2; in these, pods can mount "
-        "only with the volume"
+        "namespaces that enforce Pod Security baseline or restricted: 2; in these namespaces, "
+        "pods can mount only with the volume"
     )
 
 

@@ -632,7 +632,7 @@ def test_every_verdict_makes_a_condition(verdict: Verdict) -> None:
         ("aliases: {X: Not A Label}", "aliases: 'X': 'Not A Label' is not an accelerator"),
         (
             "kubernetes: {context: c}",
-            "kubernetes.context: needs kubernetes.kubeconfig",
+            "kubernetes.context: requires kubernetes.kubeconfig",
         ),
         ("kubernetes: {kubconfig: c}", "kubernetes.kubconfig: unknown key (value 'c'); did you"),
     ],

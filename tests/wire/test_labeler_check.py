@@ -126,7 +126,7 @@ def findings_of(report: dict[str, Any]) -> list[tuple[str, str, str, str]]:
     ]
 
 
-UNLABELLED = f"no label {KEY}: it would be"
+UNLABELLED = f"no label {KEY}: expected"
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ UNLABELLED = f"no label {KEY}: it would be"
                     "GPU010",
                     "unknown",
                     "b",
-                    "no source says which GPUs it has: no agent, no DRA, no label",
+                    "no source reports which GPUs it has: no agent, no DRA, no label",
                 ),
             ],
             1,
@@ -162,7 +162,7 @@ UNLABELLED = f"no label {KEY}: it would be"
         ),
         (
             [node(labels={KEY: "l4", **T4})],
-            [("GPU002", "error", "a", "labelled l4, but it has t4 (set by kubectl)")],
+            [("GPU002", "error", "a", "labelled l4, but the node has t4 (set by kubectl)")],
             1,
         ),
         (
@@ -199,7 +199,7 @@ UNLABELLED = f"no label {KEY}: it would be"
                     "GPU006",
                     "warn",
                     "a",
-                    "an unknown model, perhaps t400: review it, and name it in an alias file",
+                    "an unknown model, perhaps t400: review it, and add it to an alias file",
                 )
             ],
             0,
@@ -216,7 +216,14 @@ UNLABELLED = f"no label {KEY}: it would be"
         ),
         (
             [node(labels={"nebius.com/gpu-name": "L4", "doks.digitalocean.com/gpu-model": "t4"})],
-            [("GPU008", "error", "a", "sources disagree about the model; nothing is labelled")],
+            [
+                (
+                    "GPU008",
+                    "error",
+                    "a",
+                    "sources disagree about the model; the node is not labelled",
+                )
+            ],
             1,
         ),
         (
@@ -244,7 +251,7 @@ UNLABELLED = f"no label {KEY}: it would be"
                     "GPU010",
                     "unknown",
                     "a",
-                    "no source says which GPUs it has: no agent, no DRA, no label",
+                    "no source reports which GPUs it has: no agent, no DRA, no label",
                 )
             ],
             0,
@@ -566,7 +573,7 @@ def test_node_local_devices_for_fuse_are_reported(here: Cluster) -> None:
             "AS004",
             "warn",
             "fuse.example.com",
-            "node-local DRA devices for fuse: scale-down considers only how much of them is in use",
+            "node-local DRA devices for fuse: scale-down considers only their utilization",
         )
     ]
 
@@ -751,7 +758,7 @@ def test_text_has_a_line_for_each_finding_and_then_what_fixes_it(here: Cluster) 
     lines = out.splitlines()
     mended = "muster label-gpus --apply --overwrite --yes"
     assert code == 1
-    assert lines[0] == "ERROR    GPU002   a: labelled l4, but it has t4 (set by kubectl)"
+    assert lines[0] == "ERROR    GPU002   a: labelled l4, but the node has t4 (set by kubectl)"
     assert lines[2:5] == [
         "To fix:",
         "  # GPU002",

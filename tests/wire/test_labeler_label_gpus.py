@@ -146,8 +146,8 @@ def test_in_no_second_the_api_gets_more_writes_than_the_rate(here: Cluster) -> N
 def test_all_gpu_nodes_or_none(here: Cluster) -> None:
     here.put(node("a", labels=DO), node("b", labels=DO), node("c"))
     code, _, errors = here.run("label-gpus", "--apply", "--yes", "--node", "a")
-    text = f"2 of 3 GPU nodes would remain without {KEY} and be hidden: b, c; --partial\n"
-    assert (code, errors) == (1, f"muster label-gpus: nothing is written: {text}")
+    text = f"2 of 3 GPU nodes would remain without {KEY} and be hidden: b, c; pass --partial\n"
+    assert (code, errors) == (1, f"muster label-gpus: nothing was written: {text}")
     assert here.run("label-gpus", "--apply", "--yes")[0] == 1
     assert here.labels("a") == DO
     assert here.run("label-gpus", "--apply", "--yes", "--partial")[0] == 1  # c stays
@@ -158,14 +158,14 @@ def test_a_cluster_that_another_scheme_covers_is_left_alone(here: Cluster) -> No
     here.put(node("a", labels=T4), node("b", labels=L4))
     code, _, errors = here.run("label-gpus", "--apply", "--yes", "--node", "a")
     assert code == 1
-    assert errors.startswith(f"muster label-gpus: nothing is written: {GFD} names every GPU node")
+    assert errors.startswith(f"muster label-gpus: nothing was written: {GFD} names every GPU node")
 
 
 def test_what_others_own_is_refused_by_name_and_overwritten_only_on_request(here: Cluster) -> None:
     here.put(node("a", labels={KEY: "l4", **T4}))
     code, out, _ = here.run("label-gpus", "--apply", "--yes")
     assert code == 1
-    assert out.splitlines()[1].endswith("l4       (t4)  owned by kubectl; --overwrite")
+    assert out.splitlines()[1].endswith("l4       (t4)  owned by kubectl; pass --overwrite")
     assert here.labels("a")[KEY] == "l4"
     assert here.run("label-gpus", "--apply", "--yes", "--overwrite")[0] == 0
     assert here.labels("a")[KEY] == "t4"
@@ -201,7 +201,7 @@ def test_a_label_without_a_known_owner_is_not_changed(here: Cluster) -> None:
     assert "managedFields" not in here.node("a")["metadata"]
     code, out, _ = here.run("label-gpus", "--apply", "--yes")
     assert (code, here.labels("a")[KEY]) == (1, "l4")
-    assert "owned by an unknown manager; --overwrite" in out
+    assert "owned by an unknown manager; pass --overwrite" in out
     assert here.run("label-gpus", "--apply", "--yes", "--overwrite")[0] == 0
     assert here.labels("a")[KEY] == "h100"
 
@@ -341,7 +341,7 @@ def test_a_better_source_that_was_not_read_prevents_writing(here: Cluster) -> No
     code, _, errors = here.run("label-gpus", "--apply", "--yes", kubeconfig=limited)
     assert (code, KEY in here.labels("a"), errors.count("not read: ")) == (1, False, 2)
     assert errors.endswith(
-        "nothing is written: the best sources about the GPUs could not be read; --unheard\n"
+        "nothing was written: the best sources about the GPUs could not be read; pass --unheard\n"
     )
     assert here.run("label-gpus", "--apply", "--yes", "--unheard", kubeconfig=limited)[0] == 0
     assert here.labels("a")[KEY] == "h100"

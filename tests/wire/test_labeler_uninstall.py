@@ -104,8 +104,8 @@ def test_a_namespace_that_may_have_more_in_it_is_refused(here: Cluster) -> None:
     code, out, errors = here.run("uninstall", "--yes")
     assert (code, out) == (1, "")
     assert errors == (
-        "muster uninstall: namespace muster has no label app.kubernetes.io/part-of=muster, so more "
-        "than muster may be in it; if not: "
+        "muster uninstall: namespace muster has no label app.kubernetes.io/part-of=muster, so it "
+        "may contain more than muster; if it does not: "
         "kubectl label namespace muster app.kubernetes.io/part-of=muster\n"
     )
     assert here.labels("a") == {KEY: "t4"}

@@ -47,7 +47,7 @@ class Pair:
         await self.world.says(number, "firing", node=f"node-{number}")
         group = f'{{}}:{{kind="stuck",node="node-{number}"}}'
         await self.sink.wait_for(lambda taken: any(message.group == group for message in taken), 15)
-        while sum(self.log(name).count("delivered") for name in self.names) < number:
+        while sum(self.log(name).count("notification_delivered") for name in self.names) < number:
             await asyncio.sleep(0.02)  # another process writes it
 
     async def get(self, process: processes.Process, path: str) -> bytes:

@@ -166,7 +166,7 @@ def test_receivers_are_notified_once_of_an_alert_and_once_of_its_end(
             ("notification.delivered", "hook", "all_resolved", 1),
             ("notification.delivered", "hook", "first", 1),
         ]
-        texts = [str(line["text"]).splitlines()[0] for line in made.log("notification")]
+        texts = [str(line["text"]).splitlines()[0] for line in made.log("notification_logged")]
         assert texts[0] == "node-a: alert a; new pods fail"
         assert re.fullmatch(r"Resolved after \d+ [a-z ]+\d*.*: node-a: alert a", texts[1])
 
@@ -186,7 +186,7 @@ def test_while_nobody_is_notified_the_log_the_metric_and_the_bus_say_so(
             assert isinstance(event.data, vocabulary.ReceiversConfigured)
             assert event.data.receivers == {"console": "console"}
             break
-        assert len(made.log("nobody_is_notified_yet")) == 1
+        assert len(made.log("receivers_missing")) == 1
         metrics = (await made.get("/metrics"))[1].decode().splitlines()
         assert 'muster_notifier_receivers{kind="console"} 1.0' in metrics
         assert 'muster_notifier_receivers{kind="slack"} 0.0' in metrics

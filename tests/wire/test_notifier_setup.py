@@ -30,7 +30,7 @@ TAKEN: Final = "muster notify: test message to {} answered: taken: HTTP 200"
 SETTINGS: Final = """
 receivers: [{name: ops, webhook: {url: "https://hooks.example.com"}}]
 """
-KEPT: Final = "muster notify: nothing is written; --no-test writes it without a test"
+KEPT: Final = "muster notify: nothing was written; --no-test writes the receiver without a test"
 
 
 def play(story: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -144,7 +144,7 @@ def test_without_a_context_the_manifest_is_printed(tmp_path: Path) -> None:
             code, out, errors = await command(world, *about)
             assert await command(world, *about, *CONTEXT, "--print") == (code, out, errors)
             how = "kubectl apply --server-side --field-manager=muster-notify-ops -f -"
-            hint = f"nothing is written: give this to `{how}`, or name the --context"
+            hint = f"nothing was written: pipe this to `{how}`, or pass --context"
             assert (code, errors) == (0, [f"muster notify: {hint}"])
             manifest = yaml.safe_load(out)
             assert manifest["metadata"]["name"] == RECEIVERS
@@ -165,18 +165,18 @@ HOST: Final = ("--host", "smtp.example.com")
         (
             ("slack",),
             None,
-            "give --secret-file FILE, which contains: A bot's token (xoxb-...), or the URL ",
+            "pass --secret-file FILE with this content: Bot token (xoxb-...), or URL ",
         ),
         (("slack",), " \n", "the secret is empty"),
         (("slack",), "a\nb", "the secret is longer than one line of 16 KiB, or not printable"),
-        (("slack",), "xoxb-1", "give --channel"),
+        (("slack",), "xoxb-1", "--channel is required"),
         (("slack", "--channel", "#a"), "https://a", "--channel: an incoming webhook has its own "),
         (("slack", "--name", "../x"), "https://a", "--name: '../x': expected letters, digits, "),
         (("slack", "--name", "console"), "https://a", "the settings have a receiver of this name"),
         (("teams",), "no url", "receiver teams: "),
         (("pagerduty", "--url", "x"), "R0", "pagerduty: pagerduty.url: "),
-        (("email",), None, "give --host"),
-        (("email", *HOST, "--sender", "x"), None, "give --to"),
+        (("email",), None, "--host is required"),
+        (("email", *HOST, "--sender", "x"), None, "--to is required"),
         (
             ("email", *HOST, "--sender", "ann", "--to", "a@b"),
             None,

@@ -1,6 +1,6 @@
-"""The labeler: gives GPU nodes the labels that name their accelerators.
+"""The labeler: labels GPU nodes with the names of their accelerators.
 
-`model` has the data that it keeps about the cluster; `naming` turns products into names;
-`kubernetes` reads and writes nodes; `service` decides and reconciles; `check` finds what is wrong
-with a cluster; `cli` has the commands `muster check`, `label-gpus`, `unlabel-gpus` and `gpu-name`.
+`model` defines its view of the cluster; `naming` derives names from products; `kubernetes` reads
+and writes nodes; `service` decides and reconciles; `check` finds problems in a cluster; `cli`
+defines the commands `muster check`, `label-gpus`, `unlabel-gpus` and `gpu-name`.
 """

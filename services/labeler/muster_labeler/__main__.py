@@ -1,4 +1,4 @@
-"""Adapter: the process: wires bus, Kubernetes API and reconciler together."""
+"""Adapter: runs the labeler: connects the bus, the Kubernetes API and the reconciler."""
 
 from muster.service import start  # isort: skip  # before everything else
 
@@ -26,7 +26,7 @@ _INVENTORIES: Final = vocabulary.subject_filters(vocabulary.InventoryReported.TY
 """Plugins of earlier versions publish their inventories on another subject."""
 _VERDICTS: Final = vocabulary.subject_filters(vocabulary.VerdictChanged.TYPE)
 _OVERLAP: Final = timedelta(seconds=5)
-"""New events are read from this long before the newest stored ones; duplicates do no harm."""
+"""How far new events are read again before the newest stored ones; duplicates do no harm."""
 _ATTEMPTS: Final = 4
 _POD_MARK: Final = "KUBERNETES_SERVICE_HOST"
 
@@ -120,7 +120,7 @@ def _labeler(
 
 
 def _permissions(settings: config.Settings) -> list[cluster_api.Permission]:
-    """Return the permissions that these settings need."""
+    """Return the permissions that the settings require."""
     namespace = settings.kubernetes.namespace
     permissions = [cluster_api.Permission(verb, "nodes") for verb in ("get", "list", "watch")]
     if settings.mode is config.Mode.APPLY:

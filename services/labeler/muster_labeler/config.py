@@ -1,4 +1,4 @@
-"""Pure: the labeler's settings: what it may do, and where the Kubernetes API is."""
+"""Pure: the labeler's settings: its mode, its policy, and its access to the Kubernetes API."""
 
 import enum
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ Lasting = Annotated[int, msgspec.Meta(ge=1, le=3600)]
 
 
 class Mode(enum.StrEnum):
-    """What the labeler does about a node with missing or wrong labels."""
+    """The labeler's action for a node with missing or wrong labels."""
 
     OFF = "off"
     SUGGEST = "suggest"
@@ -24,11 +24,11 @@ class Mode(enum.StrEnum):
 
 
 class Kubernetes(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the API is: as a kubeconfig says, or else in the cluster in which this process runs.
+    """The API to use: that of a kubeconfig, or else that of the cluster that this process runs in.
 
-    The user's own kubeconfig is never used: on a laptop that may be a real cluster. `namespace` is
-    where the Lease is, and the inventory for the commands. With `events`, Kubernetes Events are
-    written.
+    The user's own kubeconfig is never used, because on a laptop it may select a real cluster.
+    `namespace` contains the Lease, and the inventory for the commands. `events` enables writing
+    Kubernetes Events.
     """
 
     kubeconfig: str | None = None
@@ -39,7 +39,7 @@ class Kubernetes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True):
-    """What `apply` may write: which label sets, on which nodes, for which reasons, how fast.
+    """The limits of `apply`: the label sets, nodes, reasons and rate that it may use.
 
     With `partial` some GPU nodes are labelled even if others cannot be: SkyPilot then sees only the
     labelled nodes.
@@ -56,7 +56,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Lease(msgspec.Struct, frozen=True, kw_only=True):
-    """The Lease that decides which replica acts; it is renewed three times in `lasts_s`."""
+    """The Lease that elects the leading replica; it is renewed three times in `lasts_s`."""
 
     enabled: bool = True
     name: str = "muster-labeler"
@@ -67,8 +67,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """All settings of the labeler.
 
     `simulated` lets `apply` label nodes whose GPUs are simulated. `aliases` maps product strings to
-    accelerator names that people have reviewed. `retry_s` is how long the labeler waits before it
-    tries a failed write again. With `condition`, the condition `DevicePluginHealthy` is written.
+    accelerator names that people have reviewed. `retry_s` is the delay before a failed write is
+    retried. With `condition`, the condition `DevicePluginHealthy` is written.
     """
 
     bus: sections.Bus = sections.Bus()
@@ -92,4 +92,4 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
                     "most 63 letters, digits, '-', '_', '.', no separator at an end"
                 )
         if self.kubernetes.context is not None and self.kubernetes.kubeconfig is None:
-            raise ValueError("kubernetes.context: needs kubernetes.kubeconfig")
+            raise ValueError("kubernetes.context: requires kubernetes.kubeconfig")

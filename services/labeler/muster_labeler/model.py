@@ -81,7 +81,7 @@ class Node:
 
     @property
     def may_have_accelerators(self) -> bool:
-        """Return whether the node shows accelerators, or did at some time."""
+        """Return whether the node shows accelerators, or once did."""
         return bool(self.accelerators) or self.has_accelerators
 
     @property
@@ -96,7 +96,7 @@ class Node:
 
     @property
     def is_written(self) -> bool:
-        """Return whether the node has muster's labels, or their provenance, which outlives them."""
+        """Return whether the node has muster's labels, or their provenance alone."""
         return bool(self.our_labels) or self.labelled_from != ("", "")
 
     def is_ours_alone(self, key: str) -> bool:

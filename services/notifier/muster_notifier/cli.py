@@ -154,7 +154,7 @@ def _in_cluster(call: Callable[[], int], context: str | None, namespace: str) ->
 
 @app.command(name="import")
 def run_import(file: Path, /, *, accept_losses: output.Flag = False) -> int:
-    """Convert an Alertmanager configuration and print it; list all that is left out on stderr.
+    """Convert an Alertmanager configuration and print it; list left-out parts on stderr.
 
     If somebody would no longer be notified, nothing is printed and the exit code is 1.
 

@@ -18,8 +18,8 @@ _IS_LEADER: Final = prometheus_client.Gauge(
 class Election(lock.Lock):
     """The notifier that holds the lock is active; the others wait to take over.
 
-    Two active notifiers would each receive only half of the alerts. So a notifier that was active
-    ends when another one holds the lock.
+    Two active notifiers would each receive only half of the alerts. So an active notifier exits
+    when another one acquires the lock.
     """
 
     def __init__(self, acting: schema.Acting, key: lock.Key, *, us: lock.Holder) -> None:

@@ -1,4 +1,4 @@
-"""Adapter: the alerts that the notifier raises itself, and what it says of its receivers.
+"""Adapter: raises the notifier's own alerts, and announces its receivers on the bus.
 
 Alerts are raised while health is silent and while there are dead letters. If a URL is configured,
 it is pinged as long as the notifier works, for an external monitor.
@@ -44,10 +44,10 @@ _NAMES_MAX: Final = 64
 _DEAD_LETTERS: Final = "notifications could not be delivered"
 ADVICE: Final = {
     vocabulary.AlertKind.DEAD_LETTERS: (
-        "muster dlq list; once the receiver works: muster dlq replay"
+        "run muster dlq list; once the receiver works, run muster dlq replay"
     ),
     vocabulary.AlertKind.HEALTH_SILENT: (
-        "muster doctor; then the log of health's pod; if it hangs, restart it"
+        "run muster doctor, then read the log of health's pod; if the pod hangs, restart it"
     ),
 }
 """What to do first about the notifier's own alerts."""
@@ -134,7 +134,7 @@ class Watchdog:
                 return self._tick(event, now)
 
     def tick(self, now: float) -> Sequence[Output]:
-        """Report silence at the deadline; if we were late ourselves, wait again."""
+        """Report silence at the deadline; if this process was late itself, restart the deadline."""
         if self._deadline is None or now < self._deadline:
             return ()
         if now > self._deadline + _LATE_S:
@@ -212,10 +212,12 @@ class OwnAlerts:
                 kind = vocabulary.AlertKind.HEALTH_SILENT
                 await self._report(kind, _SILENT, observed, fires=True)
             case Recovered(seconds=seconds, holder=holder):
-                await self.health_recovered(f"{holder} ticks again after {seconds:.0f} s")
+                await self.health_recovered(
+                    f"{holder} sends watchdog ticks again after {seconds:.0f} s"
+                )
 
     async def health_recovered(self, observed: str) -> None:
-        """Resolve the alert about health's silence, even if a former process has raised it."""
+        """Resolve the alert about health's silence, even if an earlier process raised it."""
         kind = vocabulary.AlertKind.HEALTH_SILENT
         await self._report(kind, "the health service is back", observed, fires=False)
 
@@ -233,7 +235,7 @@ class OwnAlerts:
         fires: bool,
         at: datetime,
     ) -> codec.CloudEvent:
-        """Return an alert, dated from when it first fired."""
+        """Return an alert whose start is the time when it first fired."""
         since = self._since.setdefault(kind, at) if fires else self._since.pop(kind, at)
         number = next(self._count)
         alert = vocabulary.AlertChanged(
@@ -264,15 +266,13 @@ class OwnAlerts:
 
 
 def count_receivers(kinds: Mapping[str, str]) -> None:
-    """Count the receivers by kind, and log if none of them reaches a person; `kinds` by name."""
+    """Count receivers by kind, and log if none reaches a person; `kinds` maps names to kinds."""
     for kind in receiver_settings.WAYS:
         _RECEIVERS.labels(kind).set(sum(1 for each in kinds.values() if each == kind))
     if set(kinds.values()) - {vocabulary.CONSOLE}:
         logs.logger().info("receivers_configured", **kinds)
     else:
-        logs.logger().warning(
-            "nobody_is_notified_yet", advice="muster notify setup adds a receiver"
-        )
+        logs.logger().warning("receivers_missing", advice="muster notify setup adds a receiver")
 
 
 def log_refused(refused: Mapping[str, str]) -> None:
@@ -288,7 +288,7 @@ async def announce(
     *,
     refused: Sequence[str] = (),
 ) -> None:
-    """Publish whom we notify, again and again, so that others can say if that is nobody."""
+    """Publish the receivers periodically, so that other services can report if there are none."""
     while True:
         event = vocabulary.ReceiversConfigured(
             node=vocabulary.FLEET,

@@ -1,7 +1,7 @@
-"""Adapter: the commands `muster notify setup`: test a receiver, then add it to the notifier.
+"""Adapter: the `muster notify setup` commands: test a receiver, then add it to the notifier.
 
 The receiver is written to the notifier's Secret of receivers, with the rights of the kubeconfig's
-user, or printed. Secrets come from files or a prompt without echo, never from an option.
+user, or printed. Secrets are read from files or from a prompt without echo, never from an option.
 """
 
 import asyncio
@@ -42,11 +42,11 @@ class _Options:
     Parameters
     ----------
     name
-        The receiver's name; by default that of its kind.
+        The receiver's name; by default the name of its kind.
     secret_file
         A file with the receiver's secret; without it, the command asks on the terminal.
     context
-        The kubeconfig's context of the cluster with muster; without it, the manifest is printed.
+        The kubeconfig context of muster's cluster; without it, the manifest is printed.
     namespace
         The namespace of muster in that cluster.
     print_
@@ -54,7 +54,7 @@ class _Options:
     no_test
         Send no test message.
     replace
-        Replace a receiver that has this name.
+        Replace an existing receiver of this name.
 
     """
 
@@ -76,22 +76,22 @@ _PUBLIC: Final = receiver_settings.Reach.PUBLIC
 
 
 class _Unusable(Exception):
-    """What was given cannot be used; the text says why."""
+    """The options or answers are unusable; the message says why."""
 
 
 @app.command
 def slack(*, channel: str = "", reach: _Reach = _PUBLIC, options: _Common = _OPTIONS) -> int:
-    """Notify a Slack channel. The secret is a bot's token, or the URL of an incoming webhook.
+    """Notify a Slack channel. The secret is a bot token, or the URL of an incoming webhook.
 
     Parameters
     ----------
     channel
-        The channel, for a token: `#gpu-ops`; an incoming webhook has its own.
+        The channel for a bot token, such as `#gpu-ops`; an incoming webhook has its own.
 
     """
 
     def plan(name: str) -> setup_plan.Plan:
-        secret = _secret(options, "A bot's token (xoxb-...), or the URL of an incoming webhook:")
+        secret = _secret(options, "Bot token (xoxb-...), or URL of an incoming webhook:")
         if not setup_plan.is_slack_webhook(secret):
             to = _text(channel, "--channel", "Channel, such as #gpu-ops:")
         elif channel:
@@ -141,13 +141,13 @@ def email(
     port
         Its port.
     sender
-        The address that the mail comes from.
+        The sender's address.
     to
-        An address to send it to; can be repeated.
+        A recipient's address; can be repeated.
     tls
         How the mail is encrypted.
     username
-        The user's name at the relay.
+        The user name for the relay.
 
     """
 
@@ -155,13 +155,13 @@ def email(
         mail = setup_plan.Mail(
             host=_text(host, "--host", "Mail relay, such as smtp.example.com:"),
             port=port,
-            sender=_text(sender, "--sender", "From which address:"),
-            to=to or tuple(_text("", "--to", "To which addresses:").replace(",", " ").split()),
+            sender=_text(sender, "--sender", "Sender's address:"),
+            to=to or tuple(_text("", "--to", "Recipients' addresses:").replace(",", " ").split()),
             tls=tls,
             username=username,
         )
         if options.secret_file is not None and not username:
-            raise _Unusable("--secret-file: a password needs --username")
+            raise _Unusable("--secret-file: a password requires --username")
         secret = _secret(options, f"Password of {username}:") if username else ""
         return setup_plan.email(name, secret, mail)
 
@@ -180,7 +180,7 @@ def teams(*, reach: _Reach = _PUBLIC, options: _Common = _OPTIONS) -> int:
 
 @app.command
 def webhook(*, url: str = "", reach: _Reach = _PUBLIC, options: _Common = _OPTIONS) -> int:
-    """Notify any HTTP server. The secret is its URL or, with `--url`, the key that signs, if any.
+    """Notify any HTTP server. The secret is its URL or, with `--url`, the optional signing key.
 
     Parameters
     ----------
@@ -206,7 +206,7 @@ def _set_up(kind: str, make: Callable[[str], setup_plan.Plan], options: _Options
         with tempfile.TemporaryDirectory() as place:
             configured = _validated(plan, Path(place))
             if not options.no_test and not _is_taken(plan.name, configured):
-                problem = "nothing is written; --no-test writes it without a test"
+                problem = "nothing was written; --no-test writes the receiver without a test"
                 return output.fail(_NAME, problem, code=1)
         if context is None:
             return _print(plan, options)
@@ -227,7 +227,7 @@ def _named(name: str) -> str:
 
 
 def _validated(plan: setup_plan.Plan, place: Path) -> schema.Settings:
-    """Return settings with the receiver, as the notifier would read it. Raises _Unusable."""
+    """Return settings with the receiver, as the notifier would read them. Raises _Unusable."""
     for file, text in plan.files().items():
         (place / file).write_text(text, "utf-8")
     settings = schema.Settings()
@@ -238,7 +238,7 @@ def _validated(plan: setup_plan.Plan, place: Path) -> schema.Settings:
 
 
 def _is_taken(name: str, configured: schema.Settings) -> bool:
-    """Send the receiver a test message, show its answers, and return whether it accepted it."""
+    """Send a test message, print the answers, and return whether the receiver accepted it."""
     receiver = next(each for each in configured.receivers if each.name == name)
     attempts = asyncio.run(sample_message.send(receiver, configured))
     for attempt in attempts:
@@ -249,7 +249,7 @@ def _is_taken(name: str, configured: schema.Settings) -> bool:
 def _print(plan: setup_plan.Plan, options: _Options) -> int:
     output.print_yaml(plan.manifest(secret=_RECEIVERS, namespace=options.namespace))
     apply = f"kubectl apply --server-side --field-manager={plan.manager} -f -"
-    output.warn(_NAME, f"nothing is written: give this to `{apply}`, or name the --context")
+    output.warn(_NAME, f"nothing was written: pipe this to `{apply}`, or pass --context")
     return 0
 
 
@@ -292,18 +292,18 @@ async def _write(plan: setup_plan.Plan, options: _Options, context: str) -> int:
 
 
 def _text(given: str, option: str, question: str) -> str:
-    """Return what was given, or else the answer on the terminal. Raises _Unusable."""
+    """Return the option's value, or else the answer on the terminal. Raises _Unusable."""
     answer = given
     if not answer and sys.stdin.isatty():
         output.ask(question)
         answer = sys.stdin.readline().strip()
     if not answer:
-        raise _Unusable(f"give {option}")
+        raise _Unusable(f"{option} is required")
     return answer
 
 
 def _secret(options: _Options, question: str) -> str:
-    """Return the secret from its file, or else from the terminal, unseen. Raises _Unusable."""
+    """Return the secret from its file, or else from a prompt without echo. Raises _Unusable."""
     file = options.secret_file
     if file is not None:
         try:
@@ -315,7 +315,7 @@ def _secret(options: _Options, question: str) -> str:
     elif sys.stdin.isatty():
         text = getpass.getpass(f"{question} ")
     else:
-        raise _Unusable(f"give --secret-file FILE, which contains: {question.removesuffix(':')}")
+        raise _Unusable(f"pass --secret-file FILE with this content: {question.removesuffix(':')}")
     secret = text.strip()
     if not secret:
         raise _Unusable("the secret is empty")

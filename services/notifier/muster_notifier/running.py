@@ -1,7 +1,8 @@
-"""Adapter: NATS and Kubernetes: what commands ask of the notifier that runs.
+"""Adapter: lets commands query and use the running notifier, through NATS and Kubernetes.
 
-It says whom it notifies. A test message goes through its outbox, like any other notification, and
-its answer comes back as an event: the notifier's network and secrets are tested, not the user's.
+The notifier publishes its receivers. A test message goes through its outbox, like any other
+notification, and the result is published as an event. So a test uses the notifier's network and
+secrets, not the user's.
 """
 
 import asyncio
@@ -22,10 +23,10 @@ from muster_notifier.receivers import results
 from muster_notifier.routing import notifications
 
 LIMIT_S: Final = 90.0
-"""How long a command may take."""
+"""The time limit of a command."""
 _ANSWER_S: Final = 30.0
 _CLOCKS_S: Final = 600.0
-"""How far this machine's clock may be from the server's."""
+"""The tolerated difference between this machine's clock and the server's."""
 
 
 class Unusable(Exception):
@@ -33,7 +34,7 @@ class Unusable(Exception):
 
 
 def connected() -> contextlib.AbstractAsyncContextManager[bus.Bus]:
-    """Connect to NATS, of a cluster if a command has opened one. Raises ConnectionError."""
+    """Connect to NATS, in the cluster opened by the command, if any. Raises ConnectionError."""
     return events.connect("notify", os.environ.get("NATS_URL"))
 
 
@@ -64,9 +65,9 @@ async def configured_names(context: str, namespace: str) -> list[str]:
 async def more_receivers(
     link: bus.Bus, configured: schema.Settings
 ) -> tuple[receiver_settings.Receiver, ...]:
-    """Return the receivers that the notifier has beside its settings; only name and kind are true.
+    """Return the receivers that the notifier has in addition to its settings.
 
-    Kinds other than the console are all shown as one, because the notifier does not publish more.
+    The notifier publishes only names and kinds; a kind other than the console is shown as a file.
     """
     announced = await _announced(link)
     known = {receiver.name for receiver in configured.receivers}
@@ -81,7 +82,7 @@ async def more_receivers(
 
 
 async def test(name: str, *, at: datetime) -> list[sample_message.Attempt]:
-    """Let the notifier send a test message, dated `at`. Raises Unusable, ConnectionError."""
+    """Have the notifier send a test message, dated `at`. Raises Unusable, ConnectionError."""
     async with connected() as link:
         announced = await _announced(link)
         if name in announced.refused:
@@ -101,14 +102,16 @@ async def test(name: str, *, at: datetime) -> list[sample_message.Attempt]:
 async def _announced(link: bus.Bus) -> vocabulary.ReceiversConfigured:
     announced = await consumers.receivers(link.link)
     if announced is None:
-        raise Unusable("no notifier has said whom it notifies: does one run, with NATS?")
+        raise Unusable(
+            "no notifier has published its receivers; is one running and connected to NATS?"
+        )
     return announced
 
 
 async def _deliver(
     link: bus.Bus, notification: notifications.Notification
 ) -> sample_message.Attempt:
-    """Put a test message into the outbox, and return what became of it."""
+    """Put a test message into the outbox, and return its result."""
     name = notification.receiver
     subject = f"muster.outbox.{name}.test"
     period = int(notification.at.timestamp()) // queue.TEST_EVERY_S
@@ -121,7 +124,7 @@ async def _deliver(
             return await _answer(link, notification)
     except TimeoutError:
         await storage.remove_waiting(link.link, streams.OUTBOX, subject)
-        detail = f"the notifier has not sent it for {_ANSWER_S:g} s; its log says why"
+        detail = f"the notifier has not sent the message for {_ANSWER_S:g} s; see its log"
         outcome = results.Outcome.TIMED_OUT
         return sample_message.Attempt([], outcome.kind, outcome, detail, None)
 
@@ -151,6 +154,6 @@ def _is_about(
 
 
 def _outcome(word: str) -> results.Outcome:
-    """Return an outcome; another version of the notifier may have more of them."""
+    """Return the outcome with this name; a newer notifier may send names unknown here."""
     is_known = word in set(results.Outcome)
     return results.Outcome(word) if is_known else results.Outcome.REJECTED

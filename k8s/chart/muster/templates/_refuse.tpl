@@ -1,5 +1,5 @@
 {{- define "muster.refuse" -}}
-{{- /* refuses values that cannot be meant: one line for each */ -}}
+{{- /* refuses values that cannot be intended, with one line for each */ -}}
 {{- $v := .Values -}}
 {{- $known := .Files.Get "files/known.yaml" | fromYaml -}}
 {{- $problems := include "muster.unknown" (dict "values" $v "known" $known.values "definitions" $known.definitions "path" list) -}}
@@ -16,14 +16,14 @@
 {{- if $v.watch.enabled -}}
 {{- range concat ($plugin.resources | default list) ($v.devices | default list) -}}
 {{- if ne .name "smarter-devices/fuse" }}
-watch.enabled serves no device, but {{ ternary "devices" "settings.plugin.resources" (not (empty $v.devices)) }} has {{ .name }}: for both, leave watch.enabled out and set settings.plugin.watch.enabled
+watch.enabled serves no device, but {{ ternary "devices" "settings.plugin.resources" (not (empty $v.devices)) }} has {{ .name }}: for both, omit watch.enabled and set settings.plugin.watch.enabled
 {{- end }}
 {{- end }}
 {{- if or $plugin.gpus $plugin.nodes $plugin.watch }}
-watch.enabled serves no device: leave gpus, nodes and watch out of settings.plugin
+watch.enabled serves no device: omit gpus, nodes and watch from settings.plugin
 {{- end }}
 {{- if $v.gpu.enabled }}
-watch.enabled serves no device: leave gpu.enabled out
+watch.enabled serves no device: omit gpu.enabled
 {{- end }}
 {{- end }}
 {{- if and $v.gpu.enabled $v.watch.drivers }}
@@ -32,7 +32,7 @@ watch.drivers and gpu.enabled both mount /var/run/cdi: choose one of them
 {{- end -}}
 
 {{- define "muster.lacks" -}}
-{{- /* prints what the cluster lacks without which nothing would start; nothing where no cluster is asked, as by `helm template` */ -}}
+{{- /* prints the missing objects without which nothing would start; nothing without access to a cluster, as with `helm template` */ -}}
 {{- $v := .Values -}}
 {{- $namespace := include "muster.namespace" . -}}
 {{- $fullname := include "muster.fullname" . -}}
@@ -81,7 +81,7 @@ receivers: {{ . }}
 {{- end -}}
 
 {{- define "muster.unknown" -}}
-{{- /* prints a line for each name in .values that .known has not, with the nearest that it has */ -}}
+{{- /* prints a line for each name in .values that is not in .known, with the nearest known name */ -}}
 {{- $call := . -}}
 {{- $known := .known -}}
 {{- if kindIs "string" $known }}{{ $known = index .definitions $known }}{{ end -}}
@@ -103,7 +103,7 @@ unknown value {{ append $call.path $name | join "." }}
 {{- end -}}
 
 {{- define "muster.nearest" -}}
-{{- /* prints which of .names is the nearest to .name, by the changes of one letter between them; nothing if none is near */ -}}
+{{- /* prints the one of .names with the smallest edit distance to .name; nothing if none is near */ -}}
 {{- $best := max 3 (add1 (div (len .name) 3)) | int -}}
 {{- $nearest := "" -}}
 {{- range .names -}}

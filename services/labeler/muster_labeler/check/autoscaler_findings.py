@@ -1,4 +1,4 @@
-"""Pure: finds what keeps an autoscaler from adding nodes for fuse (AS001 to AS006).
+"""Pure: finds problems that keep an autoscaler from adding nodes for fuse (AS001 to AS006).
 
 Without a setting in the template of a node group, an autoscaler does not expect the fuse resource
 on new nodes. Each platform has its own setting, as in the providers' code (kubernetes/autoscaler
@@ -33,7 +33,7 @@ _GKE_CONTEXT: Final = re.compile(r"gke_([^_]+)_([^_]+)_(.+)")
 
 
 def evaluate(view: ClusterView, commands: Commands, *, only: str | None = None) -> list[Finding]:
-    """Return the findings about autoscalers and fuse; with `only`, those about one node."""
+    """Return the findings about autoscalers and fuse, or, with `only`, about one node."""
     nodes = [node for node in view.nodes or () if only in {None, node.name}]
     pending = [p for p in view.pods or () if p.phase == "Pending" and not p.node and p.requests]
     result: list[Finding] = [*_node_local(view.slices, commands)]
@@ -62,7 +62,7 @@ def _pending(pod: model.Pod, offered: Collection[str], commands: Commands) -> It
 
     If nodes offer the resource but all of it is in use, autoscalers know it from those nodes.
     """
-    # a name may have dots inside, and the scheduler's sentence ends with a dot too
+    # a name may contain dots, and the scheduler's sentence also ends with a dot
     short = {m[1].rstrip(".") for text in pod.messages for m in _INSUFFICIENT.finditer(text)}
     unknown = sorted(short.intersection(pod.requests).difference(offered))
     if not unknown:
@@ -157,7 +157,7 @@ def _node_local(slices: Iterable[model.ResourceSlice], commands: Commands) -> It
             Id.AS004,
             Severity.WARN,
             driver,
-            "node-local DRA devices for fuse: scale-down considers only how much of them is in use",
+            "node-local DRA devices for fuse: scale-down considers only their utilization",
             evidence=(f"ResourceSlices of driver {driver} with a node name",),
             command=commands.kubectl("get", "resourceslices", "-o", "wide"),
         )
@@ -168,7 +168,7 @@ def _is_fuse(slice_: model.ResourceSlice) -> bool:
 
 
 def _stale_status(view: ClusterView, commands: Commands) -> Iterable[Finding]:
-    """Report an autoscaler whose main loop fails; neither events nor its health check show that."""
+    """Report an autoscaler whose main loop fails; neither events nor its health check show it."""
     autoscaler = view.autoscaler
     if autoscaler is None or autoscaler.renewed is None:
         return

@@ -1,4 +1,4 @@
-"""Adapter: the Kubernetes API: reads what a check needs, as far as permissions and time allow."""
+"""Adapter: reads the objects for a check from the Kubernetes API, within permissions and time."""
 
 import asyncio
 import re
@@ -78,7 +78,7 @@ class FullPod:
 
 
 class ClusterReader:
-    """Reads a cluster once, within `timeout_s`; `unread` lists what could not be read."""
+    """Reads a cluster once, within `timeout_s`; `unread` lists the unreadable objects."""
 
     def __init__(self, api: api.Api, *, timeout_s: float, progress: Callable[[str], None]) -> None:
         self.unread: list[findings.Unread] = []
@@ -111,7 +111,7 @@ class ClusterReader:
         return await self._all(NODES, objects.Node, _node, permission=GPU[0])
 
     async def pods(self) -> list[FullPod] | None:
-        """Return the pods that use fuse, and those that show how device plugins work."""
+        """Return the pods that use fuse, and those needed to check device plugins."""
         return await self._all(
             "/api/v1/pods",
             plugin_objects.Pod,
@@ -133,7 +133,7 @@ class ClusterReader:
         )
 
     async def plugin_objects(self, path: str, shape: type[Raw]) -> list[Raw] | None:
-        """Return what may be absent or hidden, such as claims; None if it cannot be read."""
+        """Return objects that may be absent or hidden, such as claims; None if unreadable."""
         return await self._all(path, shape, lambda raw: raw, is_optional=True)
 
     async def own_pods(self, namespace: str) -> list[objects.Pod]:
@@ -210,7 +210,7 @@ class ClusterReader:
             return {}, frozenset()
 
     async def fuse_support(self) -> findings.FuseSupport:
-        """Return what is installed for FUSE."""
+        """Return which of muster's FUSE components are installed."""
         driver, device_class, dra = [await self._exists(path) for path in _FUSE_SUPPORT]
         return findings.FuseSupport(has_driver=driver, has_class=device_class, has_dra=dra)
 
@@ -359,7 +359,7 @@ def _gates(deployment: objects.Deployment) -> str:
 
 
 def _status(body: bytes) -> tuple[str, datetime | None]:
-    """Return the autoscaler's status and when it was written, from the annotation or the text."""
+    """Return the autoscaler's status and its time, from the annotation or from the text."""
     try:
         config_map = msgspec.json.decode(body, type=objects.ConfigMap)
     except api.UNREADABLE:

@@ -1,4 +1,4 @@
-"""Pure: findings: what `muster check` reports, with stable ids, and the exit code for them."""
+"""Pure: defines the findings of `muster check`, with stable ids, and its exit codes."""
 
 import enum
 import shlex
@@ -18,7 +18,7 @@ CHECK_DOCS: Final = "docs/check.md"
 
 
 class Severity(enum.StrEnum):
-    """How bad a finding is: an error makes workloads fail; `unknown` means not checked."""
+    """The severity of a finding: an error makes workloads fail; `unknown` means not checked."""
 
     ERROR = "error"
     WARN = "warn"
@@ -234,7 +234,7 @@ class Unread:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterAutoscaler:
-    """The Cluster Autoscaler, as its Deployment and its status show it."""
+    """The facts about the Cluster Autoscaler from its Deployment and its status."""
 
     arguments: tuple[str, ...] = ()
     groups: tuple[str, ...] = ()
@@ -253,7 +253,7 @@ class Karpenter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FuseSupport:
-    """What is installed for FUSE in a cluster; None for what could not be read."""
+    """The FUSE components installed in a cluster; None for those that could not be read."""
 
     has_driver: bool | None = None
     """Whether the CSI driver fuse.muster.dev is installed."""
@@ -265,7 +265,7 @@ class FuseSupport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterView:
-    """What was read from a cluster; None for unreadable parts. `now` is the API server's time."""
+    """The objects read from a cluster; None for unreadable ones. `now` is the API server's time."""
 
     now: datetime
     nodes: Sequence[model.Node] | None = None

@@ -1,4 +1,4 @@
-"""Pure: finds problems with fuse that the cluster shows (FUSE001 to FUSE009).
+"""Pure: finds problems with fuse that are visible in a cluster (FUSE001 to FUSE009).
 
 A node's kernel module, device and runtime settings are not visible from outside. They are inferred
 from the failure messages of containers and the kubelet; without a message there is no finding.
@@ -45,7 +45,7 @@ _NRI_ON_SINCE: Final = {"containerd": (2, 0)}
 
 
 class Nri(enum.Enum):
-    """Whether a container runtime calls NRI plugins, judging by its version."""
+    """Whether a container runtime calls NRI plugins, according to its version."""
 
     ON = enum.auto()
     OFF_BY_DEFAULT = enum.auto()
@@ -64,7 +64,7 @@ def nri_of(runtime: str) -> Nri:
 
 
 def evaluate(view: ClusterView, commands: Commands, *, only: str | None = None) -> list[Finding]:
-    """Return the findings about fuse; with `only`, those about one node."""
+    """Return the findings about fuse, or, with `only`, about one node."""
     nodes = {node.name: node for node in view.nodes or ()}
     pods = [pod for pod in view.pods or () if only in {None, pod.node}]
     agents = {pod.node: pod for pod in view.pods or () if pod.is_agent}
@@ -94,7 +94,7 @@ def _at_zero(
     agent: model.Pod | None,
     commands: Commands,
 ) -> Iterable[Finding]:
-    """Report fuse resources of which no device is allocatable.
+    """Report fuse resources without an allocatable device.
 
     After a plugin is removed, the kubelet keeps its resource for ever: for 5 minutes with its
     capacity, then at 0 of 0. It reports the same for a plugin that has not registered since the
@@ -136,7 +136,7 @@ def _at_zero(
 
 
 def _look(node: model.Node, agent: model.Pod | None, commands: Commands) -> str:
-    """Return the command that shows why; it deletes no pod, which may serve other resources."""
+    """Return the command that shows the cause of a resource at 0, without deleting the pod."""
     if agent is None:
         return commands.pods_of(node.name)
     return commands.kubectl("logs", agent.name, "-n", agent.namespace, "--tail=50")
@@ -156,7 +156,7 @@ def _forget(node: str, resource: str, commands: Commands) -> str:
 def _runtimes(
     annotated: Sequence[model.Pod], nodes: Mapping[str, model.Node], commands: Commands
 ) -> Iterable[Finding]:
-    """Report runtimes that cannot add a device by annotation, if a pod relies on that."""
+    """Report runtimes that cannot add a device by annotation, if a pod requests it that way."""
     for name in sorted({pod.node for pod in annotated if pod.node in nodes}):
         runtime = nodes[name].runtime
         nri = nri_of(runtime)
@@ -167,9 +167,9 @@ def _runtimes(
             Id.FUSE003,
             Severity.WARN if has_it else Severity.ERROR,
             name,
-            "the runtime's NRI is off by default: check that it was switched on"
+            "the runtime's NRI is disabled by default: check that it is enabled"
             if has_it
-            else "the runtime has no NRI: pods cannot have a device by annotation",
+            else "the runtime does not support NRI: pods cannot get a device by annotation",
             evidence=(f"containerRuntimeVersion: {runtime}",),
             command=commands.kubectl("get", "node", name, "-o", "wide"),
         )

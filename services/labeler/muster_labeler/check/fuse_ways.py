@@ -1,14 +1,14 @@
-"""Pure: recommends how pods in a cluster should get FUSE, from what the cluster shows (FUSE010).
+"""Pure: recommends the way in which pods in a cluster should get FUSE (FUSE010).
 
 | way        | needed by pods                              | needed by nodes                   |
 |------------|---------------------------------------------|-----------------------------------|
 | volume     | nothing                                     | Linux 5.8, Kubernetes 1.25        |
-| annotation | the right to mount                          | a runtime whose NRI is on         |
+| annotation | the right to mount                          | a runtime with NRI enabled        |
 | resource   | the right to mount                          | Kubernetes 1.36, CDI; no Karpenter |
 | plugin     | the right to mount, settings of autoscalers | nothing                           |
 
-The first way without an obstacle is recommended. Whether a runtime's NRI was switched on or off is
-not visible from outside its node, so its version's default is assumed.
+The first way without an obstacle is recommended. Whether NRI is enabled in a runtime is not
+visible from outside its node, so its version's default is assumed.
 """
 
 import enum
@@ -25,12 +25,12 @@ _DOCS: Final = "docs/fuse.md"
 _VERSION: Final = re.compile(r"v?(\d{1,6})\.(\d{1,6})(?!\d).*")
 _LEVEL: Final = "pod-security.kubernetes.io/enforce"
 _CLOSED: Final = ("fargate-", "gk3-")
-"""How nodes' names begin where only the provider runs privileged pods: Fargate, GKE Autopilot."""
+"""Name prefixes of nodes where only the provider runs privileged pods: Fargate, GKE Autopilot."""
 _NRI_UNSEEN: Final = (
-    "whether NRI is on is not visible from here; containerd has had it on by default since 2.0"
+    "whether NRI is enabled is not visible from here; containerd enables it by default since 2.0"
 )
 _NAMESPACES_UNREAD: Final = "namespaces could not be read"
-_LIMITED: Final = "in these, pods can mount only with the volume"
+_LIMITED: Final = "in these namespaces, pods can mount only with the volume"
 _SHOWN_MAX: Final = 4
 
 _Version: TypeAlias = tuple[int, int]
@@ -47,7 +47,7 @@ class Way(enum.StrEnum):
 
 _REASONS: Final = {
     Way.VOLUME: "pods mount without a resource, a device or a capability",
-    Way.ANNOTATION: "pods have the device without a resource; to mount they need CAP_SYS_ADMIN",
+    Way.ANNOTATION: "pods get the device without a resource; to mount, they need CAP_SYS_ADMIN",
     Way.RESOURCE: "autoscalers know the resource; to mount, pods need CAP_SYS_ADMIN. A claim of a "
     "ResourceClaimTemplate would stop a Cluster Autoscaler: only request the resource",
     Way.PLUGIN: "no other way works on every node; to mount, pods need CAP_SYS_ADMIN",
@@ -55,7 +55,7 @@ _REASONS: Final = {
 
 
 def evaluate(view: ClusterView) -> list[Finding]:
-    """Return the recommendation; nothing if it was not asked for, or if no node could be read."""
+    """Return the recommendation; empty if none was requested, or if no node could be read."""
     if view.fuse is None or not view.nodes:
         return []
     nodes = [node for node in view.nodes if not node.name.startswith(_CLOSED)]
@@ -71,7 +71,7 @@ def evaluate(view: ClusterView) -> list[Finding]:
 def recommend(
     nodes: Sequence[model.Node], view: ClusterView, support: findings.FuseSupport
 ) -> tuple[Way, tuple[str, ...]]:
-    """Return the first way without an obstacle, and why those before it were rejected."""
+    """Return the first way without an obstacle, and the reasons against the ways before it."""
     obstacles = {
         Way.VOLUME: _volume(nodes),
         Way.ANNOTATION: _annotation(nodes),
@@ -96,9 +96,9 @@ def _annotation(nodes: Sequence[model.Node]) -> Iterable[str]:
     for runtime, nri in sorted(states.items()):
         match nri:
             case fuse_findings.Nri.OFF_BY_DEFAULT:
-                yield f"the NRI of {runtime} is off by default"
+                yield f"{runtime} disables NRI by default"
             case fuse_findings.Nri.MISSING:
-                yield f"{runtime or 'an unknown runtime'} has no NRI"
+                yield f"{runtime or 'an unknown runtime'} does not support NRI"
             case fuse_findings.Nri.ON:
                 pass
 
@@ -114,7 +114,7 @@ def _resource(
     for runtime in sorted({node.runtime for node in nodes}):
         match = fuse_findings.RUNTIME.fullmatch(runtime)
         if match is None or (match[1] == "containerd" and int(match[2]) < 2):  # noqa: PLR2004  # a version
-            yield f"{runtime or 'an unknown runtime'} has no CDI, or it is off by default"
+            yield f"{runtime or 'an unknown runtime'} does not support CDI by default"
 
 
 def _older(

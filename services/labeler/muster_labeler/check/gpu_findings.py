@@ -38,13 +38,13 @@ _PROVIDERS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class _Apply:
-    """The commands for one node; `options` let it be labelled if its GPUs are simulated."""
+    """The commands for one node; `options` allow labelling it if its GPUs are simulated."""
 
     commands: Commands
     options: Sequence[str]
 
     def label(self, *words: str) -> str:
-        """Return the command that labels it."""
+        """Return the command that labels the node."""
         return self.commands.muster("label-gpus", "--apply", *words, *self.options)
 
 
@@ -119,7 +119,7 @@ def _of_node(
                 Id.GPU008,
                 Severity.ERROR,
                 name,
-                "sources disagree about the model; nothing is labelled",
+                "sources disagree about the model; the node is not labelled",
                 evidence=_claims_of(status),
                 command=commands.muster("label-gpus", "--dry-run", "--node", name),
             )
@@ -128,7 +128,7 @@ def _of_node(
                 Id.GPU010,
                 Severity.UNKNOWN,
                 name,
-                "no source says which GPUs it has: no agent, no DRA, no label",
+                "no source reports which GPUs it has: no agent, no DRA, no label",
                 evidence=_resources(status.node),
                 command=_show(name, commands),
             )
@@ -160,7 +160,7 @@ def _unlabelled(status: LabelStatus, label_all: _LabelAll) -> Finding:
         Id.GPU001,
         Severity.SUGGEST,
         status.node.name,
-        f"no label {accelerators.SKYPILOT}: it would be {status.wanted}"
+        f"no label {accelerators.SKYPILOT}: expected {status.wanted}"
         + (", but no accelerator is allocatable" if is_empty else ""),
         evidence=_claims_of(status),
         command=label_all.command,
@@ -175,7 +175,7 @@ def _wrong(status: LabelStatus, apply: _Apply) -> Finding:
         Id.GPU002,
         Severity.ERROR,
         status.node.name,
-        f"labelled {status.current}, but it has {status.wanted}"
+        f"labelled {status.current}, but the node has {status.wanted}"
         + (f" (set by {owners})" if owners else ""),
         evidence=(f"{accelerators.SKYPILOT}={status.current}", *_claims_of(status)),
         command=apply.label(
@@ -190,7 +190,7 @@ def _uncertain(status: LabelStatus, apply: _Apply) -> Finding:
     name = status.identity.name
     product = status.identity.best.text if status.identity.best else ""
     if name.value is None:
-        message, command = f"no name for it ({name.reason})", _show(status.node.name, commands)
+        message, command = f"no accelerator name ({name.reason})", _show(status.node.name, commands)
     elif name.reason is Reason.MEMORY_UNKNOWN:
         message = f"may be {name.value}; the name depends on its memory, which is unknown"
         command = apply.label("--force-ambiguous", "--yes")
@@ -198,10 +198,10 @@ def _uncertain(status: LabelStatus, apply: _Apply) -> Finding:
         status.identity.best is not None
         and status.identity.best.source is sources.Source.INSTANCE_TYPE
     ):
-        message = f"only its instance type says what it has: perhaps {name.value}"
+        message = f"only its instance type indicates the model: perhaps {name.value}"
         command = apply.label("--from-instance-type", "--yes")
     else:
-        message = f"an unknown model, perhaps {name.value}: review it, and name it in an alias file"
+        message = f"an unknown model, perhaps {name.value}: review it, and add it to an alias file"
         command = _review(status, name.value, commands)
     return findings.finding(
         Id.GPU006,

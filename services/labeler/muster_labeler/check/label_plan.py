@@ -72,7 +72,7 @@ class Allowed:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One node: its present label, its new label, and why."""
+    """One node with its current label, its new label, and the reason."""
 
     status: LabelStatus
     step: Step
@@ -86,17 +86,17 @@ class Row:
 
     @property
     def gpu(self) -> str:
-        """Return what the best source reports about its GPUs."""
+        """Return the best source's report about the node's GPUs."""
         return self.status.identity.best.text if self.status.identity.best else "?"
 
     @property
     def source(self) -> str:
-        """Return the best source."""
+        """Return the best source of the GPUs' name."""
         return self.status.identity.best.source if self.status.identity.best else "-"
 
     @property
     def current(self) -> str | None:
-        """Return its present label."""
+        """Return the node's current label."""
         return self.status.current
 
     @property
@@ -113,7 +113,7 @@ def plan(
     simulated: Collection[str] = (),
     only: Collection[str] = (),
 ) -> list[Row]:
-    """Return a row for each GPU node; if `only` names nodes, only those are written."""
+    """Return a row for each GPU node; if `only` is not empty, only its nodes are written."""
     return [
         _row(status, allowed, is_simulated=status.node.name in simulated)
         if not only or status.node.name in only
@@ -207,25 +207,25 @@ def _row(status: LabelStatus, allowed: Allowed, *, is_simulated: bool) -> Row:
 def _refusal(
     status: LabelStatus, reason: Reason, allowed: Allowed, *, is_simulated: bool
 ) -> str | None:
-    """Return why a name is not written, and which option would allow it."""
+    """Return why a name is not written, and the option that allows writing the name."""
     if is_simulated and not allowed.simulated:
         return "the GPUs are simulated; pass --simulated to label them"
     if reason is Reason.MEMORY_UNKNOWN and not allowed.force_ambiguous:
-        return "the name depends on its memory, which is unknown; --force-ambiguous"
+        return "the name depends on its memory, which is unknown; pass --force-ambiguous"
     if reason is Reason.FALLBACK and not allowed.allow_unknown:
         by_type = (
             status.identity.best is not None and status.identity.best.source == "instance type"
         )
-        option = "--from-instance-type" if by_type else "--allow-unknown, or an alias"
-        return f"only a guess; {option}"
+        option = "--from-instance-type" if by_type else "--allow-unknown, or add an alias"
+        return f"only a guess; pass {option}"
     if status.foreign_owners and not allowed.overwrite:
-        return f"owned by {status.foreign_owners}; --overwrite"
+        return f"owned by {status.foreign_owners}; pass --overwrite"
     return None
 
 
 def _claims(status: LabelStatus) -> str:
     return ", ".join(
-        f"{c.source} says {c.name.value or c.name.reason}" for c in status.identity.claims
+        f"{c.source} reports {c.name.value or c.name.reason}" for c in status.identity.claims
     )
 
 

@@ -1,4 +1,4 @@
-"""Pure: finds parts of muster that do not run or are not confined, and why (RUN001 to RUN003)."""
+"""Pure: finds components of muster that do not run or are not confined (RUN001 to RUN003)."""
 
 from collections.abc import Iterable
 from datetime import datetime, timedelta
@@ -14,7 +14,7 @@ _STARTS: Final = timedelta(seconds=30)
 
 
 def evaluate(view: ClusterView, commands: Commands) -> Iterable[Finding]:
-    """Yield muster's pods that are not ready, and its volume claims without a StorageClass."""
+    """Yield findings about muster's unready pods and its volume claims without a StorageClass."""
     for claim in view.own_claims:
         if claim.status.phase == "Pending" and not claim.spec.storage_class_name:
             yield findings.finding(
@@ -43,7 +43,7 @@ def evaluate(view: ClusterView, commands: Commands) -> Iterable[Finding]:
                 Severity.INFO,
                 f"{pod.metadata.namespace}/{pod.metadata.name}",
                 "could write to file systems that the node has mounted below /dev, such as "
-                "/dev/mqueue: its container runtime or kubelet cannot make those read-only too",
+                "/dev/mqueue: its container runtime or kubelet lacks recursive read-only mounts",
                 command=commands.kubectl(
                     *("get", "node", pod.spec.node_name if pod.spec else ""),
                     *("-o", "jsonpath={.status.runtimeHandlers}"),
@@ -63,7 +63,7 @@ def _writes_below_dev(pod: objects.Pod) -> bool:
 
 
 def _problem(pod: objects.Pod, now: datetime) -> str:
-    """Return why a pod is not ready; empty if it is, ends, has just started or is only a test."""
+    """Return why a pod is not ready; empty if it is ready, ending, new, or only a test pod."""
     created = pod.metadata.created_at
     is_new = created is not None and now - created < _STARTS
     ready = objects.condition(pod.conditions, "Ready")

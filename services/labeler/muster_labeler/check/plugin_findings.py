@@ -39,7 +39,7 @@ _DOCS: Final = "docs/check.md#muster-check-plugins"
 def evaluate(
     view: plugin_facts.View, commands: Commands, *, only: str | None = None
 ) -> Iterable[Finding]:
-    """Yield what is wrong with plugins and drivers, or, with `only`, with those on one node."""
+    """Yield the problems of plugins and drivers, or, with `only`, of those on one node."""
     facts = plugin_facts.gather(view)
     for each in (*plugin_findings.evaluate(facts), *driver_findings.evaluate(facts)):
         # FUSE008 says more about fuse resources, and covers every plugin

@@ -1,5 +1,5 @@
 """The commands `muster check`, `label-gpus`, `unlabel-gpus` and `gpu-name`.
 
-`commands` declares them and runs `gpu-name`; `options` has their common options; `check`,
+`commands` declares them and runs `gpu-name`; `options` defines their common options; `check`,
 `label_gpus` and `uninstall` run the others.
 """

@@ -60,7 +60,7 @@ def run(
     except (kubernetes_api.NoCluster, cluster_reader.Unreachable) as error:
         printing.warn("check", str(error))
         if output != "text":
-            # a program always gets one document, whatever happened
+            # a program always gets one document, even after a failure
             unread = findings.Unread("cluster", str(error))
             view = findings.ClusterView(now=datetime.now(UTC), unread=[unread])
             name = cluster.context or cluster.kubeconfig or "cluster"
@@ -110,7 +110,7 @@ async def _read(
     wants_pods = bool({"fuse", "autoscaler", "plugins"} & {*topics})
     wants_plugins = "plugins" in topics
     is_choice = topics == _CHOICE
-    # concurrently: the API of a large cluster takes longer to send a list than we to decode it
+    # concurrently, because a large cluster's API sends a list more slowly than it is decoded here
     async with asyncio.TaskGroup() as group:
         start = group.create_task
         nodes, slices = start(reader.full_nodes()), start(reader.slices())
@@ -160,7 +160,7 @@ async def _read(
 
 
 async def _read_plugins(reader: cluster_reader.ClusterReader) -> plugin_facts.View:
-    """Return what shows how plugins and drivers work, besides nodes and pods."""
+    """Return the objects, other than nodes and pods, that plugins and drivers are checked with."""
     dra = "/apis/resource.k8s.io/v1"
     read = reader.plugin_objects
     async with asyncio.TaskGroup() as group:

@@ -1,6 +1,6 @@
 """Adapter: the command line: `muster check`, `label-gpus`, `unlabel-gpus`, `uninstall`, `gpu-name`.
 
-They need a kubeconfig, but muster need not be running; `gpu-name` needs neither.
+They need a kubeconfig, but not a running muster; `gpu-name` needs neither.
 """
 
 import re
@@ -52,7 +52,7 @@ def _check(
     node: str | None = None,
     cluster: options.Cluster = options.CLUSTER,
 ) -> int:
-    """Report what is wrong with a cluster's GPUs, fuse, autoscalers, device plugins, and muster.
+    """Report problems with a cluster's GPUs, fuse, autoscalers, device plugins, and muster.
 
     It changes nothing.
 
@@ -94,9 +94,9 @@ def _label_gpus(
     Parameters
     ----------
     apply
-        Write the labels, and read them back.
+        Write the labels, then read them back to verify them.
     dry_run
-        Only show, which is the default.
+        Only print the plan, which is the default.
     features
         Write the labels of the given `--node` into this file for node-feature-discovery; `-` is
         standard output.
@@ -105,7 +105,7 @@ def _label_gpus(
     from muster_labeler.cli import label_gpus as command  # noqa: PLC0415  # a command imports what it needs when it is called
 
     if apply and dry_run:
-        return printing.fail("label-gpus", "--dry-run: not with --apply")
+        return printing.fail("label-gpus", "--dry-run cannot be combined with --apply")
     request = command.Request(
         command="label-gpus",
         cluster=cluster,
@@ -186,7 +186,7 @@ def _gpu_name(
     Parameters
     ----------
     product
-        The product as nvidia-smi, NVML, GPU feature discovery or DRA write it.
+        The product name that nvidia-smi, NVML, GPU feature discovery or DRA report.
     memory_mib
         Its measured memory.
     mig
@@ -203,9 +203,9 @@ def _gpu_name(
         quoted = shlex.quote(" ".join((product, *rest)))
         return printing.fail("gpu-name", f"quote the product: {quoted}")
     if memory_mib is not None and memory_mib <= 0:
-        return printing.fail("gpu-name", "--memory-mib: more than 0")
+        return printing.fail("gpu-name", "--memory-mib must be greater than 0")
     if tsv == (product is not None):
-        return printing.fail("gpu-name", "give one product, or use --tsv with products on stdin")
+        return printing.fail("gpu-name", "pass one product, or use --tsv with products on stdin")
     return _guarded(
         "gpu-name",
         lambda: _run_gpu_name(

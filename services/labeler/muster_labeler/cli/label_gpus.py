@@ -56,9 +56,9 @@ class Request:
 def run(request: Request) -> int:
     """Label or unlabel nodes; return the exit code. Raises UsageError."""
     if not 0 < request.write.rate <= _RATE_MAX:
-        raise options.UsageError(f"--rate: more than 0 and at most {_RATE_MAX:g}")
+        raise options.UsageError(f"--rate must be greater than 0 and at most {_RATE_MAX:g}")
     if request.features and (request.is_writing or len(request.write.node) != 1):
-        raise options.UsageError("--features: only with exactly one --node, and not with --apply")
+        raise options.UsageError("--features requires exactly one --node, and excludes --apply")
     aliases = options.aliases(request.cluster.aliases)
     try:
         return asyncio.run(carry_out(request, aliases))
@@ -107,7 +107,7 @@ async def carry_out(request: Request, aliases: dict[str, str]) -> int:
             _print_result(request, rows, [], {})
             is_unread = any(not entry.is_forbidden for entry in reader.unread)
             code = Exit.UNREACHABLE if is_unread else Exit.PROBLEMS
-            return output.fail(command, f"nothing is written: {objection}", code=code)
+            return output.fail(command, f"nothing was written: {objection}", code=code)
         with_condition = [node for node in nodes if node.has_condition]
         return await _write_all(request, api, rows, with_condition=with_condition)
 
@@ -115,7 +115,7 @@ async def carry_out(request: Request, aliases: dict[str, str]) -> int:
 async def _evidence(
     request: Request, aliases: dict[str, str], reader: cluster_reader.ClusterReader
 ) -> tuple[sources.Evidence, frozenset[str]]:
-    """Return what plugins and DRA report about the GPUs, and which nodes are simulated."""
+    """Return the reports of plugins and DRA about the GPUs, and the names of simulated nodes."""
     slices = await reader.slices()
     agents, simulated = await reader.reports(request.cluster.muster_namespace)
     evidence = sources.Evidence(
@@ -141,7 +141,7 @@ def _planned(
     rows = label_plan.plan(statuses, allowed, simulated=simulated, only=only)
     covering = node_labels.covering_scheme(statuses)
     objection = label_plan.objection(rows, allowed, covering=covering)
-    return rows, f"{objection}; --partial" if objection else None
+    return rows, f"{objection}; pass --partial" if objection else None
 
 
 def _unread(request: Request, unread: Sequence[findings.Unread]) -> str | None:
@@ -150,7 +150,7 @@ def _unread(request: Request, unread: Sequence[findings.Unread]) -> str | None:
         output.warn(request.command, f"not read: {entry.why}")
     if not unread or (request.label and request.label.unheard):
         return None
-    return "the best sources about the GPUs could not be read; --unheard"
+    return "the best sources about the GPUs could not be read; pass --unheard"
 
 
 async def _write_all(
@@ -306,7 +306,7 @@ def _write_features(
     *,
     objection: str | None,
 ) -> int:
-    """Write one node's labels to a file from which node-feature-discovery sets them.
+    """Write one node's labels to a file that node-feature-discovery reads.
 
     NFD's worker reads the folder features.d on its node (NFD docs, customization guide: local
     feature source), so that an agent on a node only needs permission to read nodes.

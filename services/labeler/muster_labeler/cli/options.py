@@ -81,7 +81,7 @@ class WriteOptions:
     Parameters
     ----------
     node
-        Only this node; can be given several times.
+        Only this node; can be repeated.
     yes
         Do not ask for confirmation.
     rate

@@ -73,7 +73,7 @@ _WRITING: Final = (
     *(Permission("delete", plural, group) for group, plural in _KINDS),
 )
 _PART_ENDS_S: Final = 60.0
-"""A pod on a node that is lost never ends, and must not hold up the namespace."""
+"""A pod on a lost node never terminates, and must not block the namespace's deletion."""
 _ENDS_S: Final = 180.0
 """NATS may take a minute to stop; a namespace that takes longer waits for something else."""
 _LOOK_S: Final = 0.5
@@ -135,7 +135,7 @@ class _Namespace(objects.HasMetadata, frozen=True):
 
 
 class _Refused(Exception):
-    """Removal stops here; the text says why, and `code` is the exit code."""
+    """The removal was stopped; the message says why, and `code` is the exit code."""
 
     def __init__(self, text: str, code: Exit = Exit.PROBLEMS) -> None:
         super().__init__(text)
@@ -241,10 +241,10 @@ class _Cluster:
         return installation if is_there else None
 
     async def end_workloads(self) -> None:
-        """Delete the workloads and NATS' claims; wait for their end, but not for ever.
+        """Delete the workloads and NATS' claims, and wait a limited time for their end.
 
-        The controller of namespaces would find what has not ended yet, and look again only after
-        half of the pods' grace period. Raises _Refused.
+        The namespace controller would otherwise find remaining pods, and retry only after half of
+        their grace period. Raises _Refused.
         """
         for plurals, selector in _WORKLOADS:
             for plural in plurals:
@@ -263,7 +263,7 @@ class _Cluster:
         output.progress("")
 
     async def remove_namespace(self) -> None:
-        """Delete the namespace and wait until it is gone. Raises _Refused."""
+        """Delete the namespace and wait until it no longer exists. Raises _Refused."""
         await self._delete(self._path)
         progress = output.progress
         clock = asyncio.get_running_loop().time
@@ -300,12 +300,12 @@ class _Cluster:
         return sum(phase not in _ENDED for phase in phases)
 
     async def _claims(self) -> int:
-        """Return how many volume claims there are. Raises Refused."""
+        """Return the number of volume claims. Raises _Refused."""
         listed = self._all(f"{self._path}/{_CLAIMS}", objects.HasMetadata)
         return len([claim async for claim in listed])
 
     async def _namespace_object(self) -> _Namespace | None:
-        """Return muster's namespace; None if it is gone. Raises _Refused if it is not muster's."""
+        """Return muster's namespace, or None. Raises _Refused if the namespace is not muster's."""
         answer = await self._api.request("GET", self._path, timeout_s=self._timeout_s)
         if answer.status == HTTPStatus.NOT_FOUND:
             return None
@@ -315,8 +315,9 @@ class _Cluster:
         key, value = _PART
         if namespace.labels.get(key) != value:
             raise _Refused(
-                f"namespace {self._namespace} has no label {key}={value}, so more than muster may "
-                f"be in it; if not: kubectl label namespace {self._namespace} {key}={value}"
+                f"namespace {self._namespace} has no label {key}={value}, so it may contain more "
+                f"than muster; if it does not: kubectl label namespace {self._namespace} "
+                f"{key}={value}"
             )
         return namespace
 

@@ -1,12 +1,12 @@
 """Adapter: the Kubernetes API: checks permissions; reads and labels nodes at a limited rate.
 
-Labels are written by server-side apply as one field manager, so that the API itself knows the owner
-of each label. A label that another manager owns stays as it is, and the error names that manager,
+Labels are written by server-side apply as one field manager, so that the API records the owner of
+each label. A label that another manager owns stays as it is, and the error names that manager,
 unless a person asked for `--overwrite`. Written labels are read back; a difference is a failure.
 
 The rate limits how fast writes arrive, not only how fast they are sent. A write in flight may
 arrive at any moment until it is answered, so it counts from when it is sent until a second after
-its answer. A token bucket would not do that.
+its answer. A token bucket would limit only the sending.
 """
 
 import asyncio
@@ -88,7 +88,7 @@ class WriteRate:
         return max(self._counted_until[0], self._next_at) - now
 
     def start(self, now: float) -> None:
-        """Count a write that is sent now; the next one has to wait for the minimum gap."""
+        """Count a write that is sent now; the next write must wait for the minimum gap."""
         assert self.wait_s(now) == 0, "a write was started too early"
         self._under_way += 1
         self._next_at = now + self._gap_s
@@ -101,7 +101,7 @@ class WriteRate:
 
 
 class WriteLimit:
-    """Limits how often each node is written in a period, to end any fight with another writer."""
+    """Limits how often each node is written in a period, to stop conflicts with another writer."""
 
     def __init__(self, writes_max: int, period_s: float) -> None:
         self._writes_max = writes_max
@@ -110,7 +110,7 @@ class WriteLimit:
         """When the period began, and the number of writes in it."""
 
     def may_write(self, node: str, now: float) -> bool:
-        """Return whether a node may be written to again."""
+        """Return whether the limit allows another write to a node."""
         since, count = self._written.get(node, (now, 0))
         return now - since >= self._period_s or count < self._writes_max
 
@@ -258,7 +258,7 @@ class NodeApi:
 
 @dataclass(frozen=True, slots=True)
 class Permission:
-    """A right to use a verb on a resource or an object; in all namespaces unless one is given."""
+    """A right to use a verb on a resource or an object; in all namespaces by default."""
 
     verb: str
     resource: str
@@ -286,7 +286,7 @@ async def missing_permissions(
 ) -> list[Permission]:
     """Return the permissions that the API denies.
 
-    If the API does not answer, a permission counts as granted: the request will show if it is.
+    If the API does not answer, a permission counts as granted: the actual request will tell.
     """
     allowed = await asyncio.gather(*(_is_allowed(api, entry, timeout_s) for entry in permissions))
     return [entry for entry, is_ours in zip(permissions, allowed, strict=True) if not is_ours]
@@ -341,7 +341,7 @@ async def write(
 async def remove_objects(
     api: kubernetes_api.Api, pace: WritePace, *, namespace: str, timeout_s: float
 ) -> list[str]:
-    """Remove the inventory and the Lease; return the failures."""
+    """Remove the labeler's inventory and Lease; return the failures."""
     answers = []
     for path in (
         f"/api/v1/namespaces/{namespace}/configmaps/{projection.INVENTORY_CONFIG_MAP}",

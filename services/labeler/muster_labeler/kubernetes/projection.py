@@ -188,7 +188,7 @@ def slice_of(raw: scheduling.ResourceSlice) -> model.ResourceSlice:
 def encode_inventory(
     nodes: Mapping[str, sources.Kinds], simulated: frozenset[str] = frozenset()
 ) -> str:
-    """Return the nodes' kinds of GPU as text; the same nodes always give the same text.
+    """Encode the kinds of GPU by node as text; equal nodes always produce equal text.
 
     A node that reports too much is left out, and so are nodes that do not fit, so that one node
     cannot prevent the others from being written.
@@ -215,7 +215,7 @@ def decode_inventory(text: str) -> tuple[dict[str, sources.Kinds], frozenset[str
 
 
 def is_bounded(kinds: sources.Kinds) -> bool:
-    """Return whether a node has so few kinds of GPU that they can be stored for the commands."""
+    """Return whether a node's kinds of GPU are few enough to be stored for the commands."""
     return len(kinds) <= _KINDS_MAX and all(len(kind.name) <= _NAME_MAX for kind in kinds)
 
 

@@ -77,7 +77,7 @@ class Name:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Words:
-    """A product string split into the words of the model and all others."""
+    """A product string, split into the model's words and the other words."""
 
     core: tuple[str, ...]
     is_quadro: bool
@@ -85,7 +85,7 @@ class _Words:
 
 
 def is_name(value: str) -> bool:
-    """Return whether this can be the value of an accelerator label."""
+    """Return whether `value` can be the value of an accelerator label."""
     return _NAME.fullmatch(value) is not None
 
 
@@ -97,7 +97,7 @@ def name(
     is_vgpu: bool = False,
     aliases: Mapping[str, str] = _NO_ALIASES,
 ) -> Name:
-    """Return the accelerator name of a product, as NVML, nvidia-smi, GFD or DRA write it.
+    """Return the accelerator name of a product string from NVML, nvidia-smi, GFD or DRA.
 
     `memory_mib` is measured and takes precedence over the string. `aliases` are reviewed by people
     and take precedence over guesses, but never name products that must not have a name (partitions,
@@ -268,7 +268,7 @@ class Scheme:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The accelerator name that one label of a node stands for."""
+    """The accelerator name denoted by one label of a node."""
 
     scheme: Scheme
     value: str

@@ -1,4 +1,4 @@
-"""Pure: the labels that NVIDIA's GPU feature discovery would give a node with these GPUs.
+"""Pure: derives the labels that NVIDIA's GPU feature discovery would set on a node.
 
 Keys and values are those of NVIDIA/k8s-device-plugin 1b826ac, internal/lm, so that selectors that
 use them keep working. Two differences are intended. An unknown value is left out without affecting
@@ -82,7 +82,7 @@ def labels(node: vocabulary.GpuNode) -> dict[str, str]:
 
 
 def sanitised(text: str) -> str:
-    """Return a name as NVIDIA writes it: `-` replaces blanks, unusual characters are left out."""
+    """Return a name as NVIDIA writes it: `-` replaces spaces, unusual characters are removed."""
     return "-".join(_NOT_KEPT.sub("", text).split())
 
 
@@ -250,7 +250,7 @@ def _profiles(
 
 
 def _shares(resources: Iterable[vocabulary.GpuResource]) -> dict[str, _Share]:
-    """Return how the devices of each profile are shared; if only some are shared, those decide."""
+    """Return the sharing of each profile's devices; if only some are shared, theirs."""
     shares: dict[str, _Share] = {}
     for resource in resources:
         profile = _dotted(resource.profile)

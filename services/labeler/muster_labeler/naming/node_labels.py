@@ -1,4 +1,4 @@
-"""Pure: how a node's labels compare with its GPUs, and which labels it should have."""
+"""Pure: compares a node's labels with its GPUs, and derives the labels that it should have."""
 
 import enum
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -137,7 +137,7 @@ def provenance(
 
 
 def covering_scheme(statuses: Sequence[LabelStatus]) -> str | None:
-    """Return the key of another scheme that names every GPU node with certainty, if there is one.
+    """Return the key of another scheme that names every GPU node with certainty, if any.
 
     Then SkyPilot does not need muster's label, which on only some nodes would hide the others.
     """
@@ -289,7 +289,7 @@ def stale_labels(
 
 
 def feature_file(wanted: Mapping[str, str]) -> str:
-    """Return labels as node-feature-discovery reads them from features.d, one per line.
+    """Return labels in the format of node-feature-discovery's features.d, one per line.
 
     With this file a node's agent does not need permission to write nodes: NFD's master writes the
     labels.

@@ -1,6 +1,6 @@
 """Pure: identifies a node's GPUs from several sources, in order of trust.
 
-If sources disagree, that is a finding and the node gets no label: it is unknown which source is
+If sources disagree, the node gets a finding and no label, because it is unknown which source is
 wrong.
 """
 
@@ -29,7 +29,7 @@ class Source(enum.StrEnum):
 
 
 class Product(msgspec.Struct, frozen=True, omit_defaults=True, array_like=True):
-    """One kind of GPU as a node's agent sees it."""
+    """One kind of GPU, as a node's agent reports it."""
 
     name: str
     memory_mib: int | None = None
@@ -73,7 +73,7 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What plugins and DRA report about GPUs, by node."""
+    """The reports of plugins and DRA about GPUs, by node."""
 
     agents: Mapping[str, Kinds]
     slices: Mapping[str, Kinds]
@@ -134,11 +134,11 @@ _INSTANCE_TYPES: Final = tuple(
         (r"gpu-(h100|h200|b200|b300|l40s)-.+", ""),
     )
 )
-"""A hint for people, and a label only on request: the type shows only what was ordered."""
+"""Only a hint, and a label only on request: the type shows what was ordered, not what is there."""
 
 
 def identify(node: model.Node, evidence: Evidence = NO_EVIDENCE) -> Identity:
-    """Return the claims of all sources about a node, and which one counts."""
+    """Return the claims of all sources about a node, with the deciding claim."""
     readings = tuple(accelerators.read_labels(node.labels))
     claims = tuple(_claims(node, readings, evidence))
     conclusive = [claim for claim in claims if _is_conclusive(claim)]
@@ -151,7 +151,7 @@ def identify(node: model.Node, evidence: Evidence = NO_EVIDENCE) -> Identity:
 
 
 def describe(products: Kinds) -> str:
-    """Return the products as text; equal products always give the same text."""
+    """Return the products as text; equal products always produce equal text."""
     texts = sorted(
         f"{count} x {product.name[:100].strip() or 'nameless'}"
         + (f" ({product.memory_mib} MiB)" if product.memory_mib is not None else "")
@@ -164,7 +164,7 @@ def describe(products: Kinds) -> str:
 
 
 def without_counts(text: str) -> str:
-    """Return a text from `describe` without its counts."""
+    """Remove the counts from a text written by `describe`."""
     return _COUNTS.sub("", text)
 
 
@@ -239,7 +239,7 @@ def _memory(node: model.Node, reading: accelerators.Reading) -> int | None:
 
 
 def _is_conclusive(claim: Claim) -> bool:
-    """Return whether a source settles the name, or shows that there must not be one."""
+    """Return whether a claim determines the name, or rules out any name."""
     return claim.name.value is not None or claim.name.reason in {
         Reason.MIG,
         Reason.VGPU,

@@ -1,8 +1,8 @@
 """Adapter: the bus and the Kubernetes API: publishes decisions and node conditions.
 
-Labelling never waits for this, and continues while NATS is disconnected: events wait in bounded
-queues. Events that do not fit are dropped and counted; a node is evaluated again after its plugin's
-next inventory. The condition of a node shows health's verdicts on its plugins.
+Labelling never waits for publishing, and continues while NATS is disconnected: events wait in
+bounded queues. Events that do not fit are dropped and counted; a node is evaluated again after its
+plugin's next inventory. The condition of a node shows health's verdicts on its plugins.
 """
 
 import asyncio
@@ -67,7 +67,7 @@ WriteCondition = Callable[[model.Node, Condition], Awaitable[bool]]
 class ClusterRecords:
     """Writes the leader's records to the cluster: everything except labels.
 
-    Nothing depends on it: a failure is counted, logged once, and not retried here.
+    No decision depends on them: a failure is counted, logged once, and not retried here.
     """
 
     def __init__(
@@ -147,14 +147,14 @@ class ClusterRecords:
             self._written = checksum
         return answer.is_ok
 
-    def _note(self, what: str, answer: api.Answer) -> None:
+    def _note(self, record: str, answer: api.Answer) -> None:
         if answer.is_ok:
-            self._failing.discard(what)
+            self._failing.discard(record)
             return
-        _FAILED.labels(what).inc()
-        if what not in self._failing:
-            self._failing.add(what)
-            logs.logger().warning("kubernetes_write_failed", what=what, error=answer.problem)
+        _FAILED.labels(record).inc()
+        if record not in self._failing:
+            self._failing.add(record)
+            logs.logger().warning("kubernetes_write_failed", record=record, error=answer.problem)
 
 
 class DecisionPublisher:
@@ -186,7 +186,7 @@ class DecisionPublisher:
         self._events.put_nowait((node, decision))
 
     async def run(self) -> None:
-        """Publish what is queued until cancelled."""
+        """Publish queued decisions and events until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._to_bus())
             tasks.create_task(self._to_cluster())
@@ -203,7 +203,7 @@ class DecisionPublisher:
 
 
 class NodeConditionWriter:
-    """Writes node conditions: keeps the wanted and the last written condition of each node."""
+    """Writes node conditions; stores the wanted and the last written condition of each node."""
 
     def __init__(self, write: WriteCondition | None) -> None:
         self._write = write
@@ -245,7 +245,7 @@ class NodeConditionWriter:
         return sorted(self._unwritten)
 
     def drop(self, name: str) -> None:
-        """Forget a node that is gone."""
+        """Forget a node that no longer exists."""
         for kept in (self._verdicts, self._written):
             kept.pop(name, None)
         self._unwritten.discard(name)
@@ -258,7 +258,7 @@ class NodeConditionWriter:
 def _has_room(
     verdicts: dict[str, vocabulary.VerdictChanged], added: vocabulary.VerdictChanged
 ) -> bool:
-    """Return whether another plugin's verdict may be kept; drop one of the same sort for it."""
+    """Return whether another plugin's verdict fits; drop one of the same kind to make room."""
     same = [name for name, each in verdicts.items() if bool(each.watched) is bool(added.watched)]
     if not added.watched:
         return len(same) < vocabulary.PLUGINS_MAX

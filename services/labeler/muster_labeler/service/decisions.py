@@ -1,4 +1,4 @@
-"""Pure: decides what to do about the labels of a node, and why."""
+"""Pure: decides which labels of a node to write or remove, and why."""
 
 import collections
 import enum
@@ -24,7 +24,7 @@ _OTHER_SCHEMES: Final = tuple(
 
 
 class Action(enum.StrEnum):
-    """What the labeler does about a node."""
+    """The labeler's action for a node."""
 
     NOTHING = "nothing"
     SUGGEST = "suggest"
@@ -37,7 +37,7 @@ class Action(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What the labeler does about a node, with which labels, and why.
+    """The labeler's action for a node, with the labels and the reason.
 
     `source` is the source of the GPUs' name; labels with the keys in `drop` are removed.
     """
@@ -51,7 +51,7 @@ class Decision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What plugins report about the GPUs of a node."""
+    """The plugins' reports about the GPUs of a node."""
 
     kinds: sources.Kinds
     is_simulated: bool = False
@@ -89,7 +89,7 @@ def decide(  # noqa: PLR0911  # one line for each rule, in order
     covering: str | None = None,
     objection: str | None = None,
 ) -> Decision:
-    """Return what to do about a node.
+    """Return the decision about a node.
 
     `covering` is another scheme that names every GPU node; `objection` is why no node without a
     label may be labelled. Both concern SkyPilot's label only.
@@ -178,7 +178,7 @@ class AllOrNothing:
         self._unnamed: dict[str, None] = {}
 
     def update(self, name: str, status: LabelStatus | None, *, may_label: bool = False) -> None:
-        """Store a node's label state and whether it may be labelled; None if the node is gone."""
+        """Store a node's label state, and whether labelling is allowed; None removes the node."""
         old = self._marks.pop(name, None)
         if old is not None:
             self._counts[old] -= 1
@@ -206,7 +206,7 @@ class AllOrNothing:
         return f"held: all GPU nodes are labelled or none, and the policy cannot label {names}"
 
     def covering_scheme(self) -> str | None:
-        """Return the key of another scheme that names every GPU node, if there is one."""
+        """Return the key of another scheme that names every GPU node, if any."""
         marks = +self._counts
         if not marks or any(mark.is_labelled for mark in marks):
             return None
@@ -215,7 +215,7 @@ class AllOrNothing:
 
 
 def _unnamed(status: LabelStatus, settings: config.Settings, source: str) -> Decision:
-    """Return the decision for a node whose GPUs have no name, or must not have one."""
+    """Return the decision for a node whose GPUs have no name, or must not be named."""
     assert status.identity.best is not None, "without any claim there is nothing to refuse"
     if status.state is LabelState.CONFLICT:
         claims = "; ".join(f"{c.source}: {c.text}" for c in status.identity.claims)

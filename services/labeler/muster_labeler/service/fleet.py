@@ -57,7 +57,7 @@ class Fleet:
         """Increases whenever the result of `reported` may have changed."""
 
     def refusal(self, node: str, plugin: str) -> limits.Refusal | None:
-        """Return why this plugin's inventories are ignored; None if they count."""
+        """Return why a plugin's inventories are ignored; None if they are accepted."""
         if not self.are_nodes_unknown and node not in self._nodes:
             return limits.Refusal.UNKNOWN_NODE
         plugins = self._events.get(node)
@@ -142,7 +142,7 @@ class Fleet:
         return unread
 
     def drop(self, name: str) -> None:
-        """Forget a node and its GPUs; a later node of the same name is a different one."""
+        """Forget a node and its GPUs; a later node of the same name is a different node."""
         self._unread.pop(name, None)
         self._nodes.pop(name, None)
         self._decided.pop(name, None)
@@ -211,7 +211,7 @@ class Fleet:
         return decision.action in _WRITES or before != decision
 
     def is_news(self, node: str, decision: decisions.Decision) -> bool:
-        """Return whether a decision that writes nothing differs from the last one about a node."""
+        """Return whether a decision that writes nothing differs from the node's last decision."""
         is_quiet = decision.action in _WAITING | _WRITES or self._is_read_back(node, decision)
         return not is_quiet and self._decided.get(node) != decision
 

@@ -1,9 +1,9 @@
-"""Pure: decides by its subject whether an inventory is read, before it is decoded.
+"""Pure: decides from an inventory's subject whether to read it, before it is decoded.
 
-The number of plugins per node and the rate of each node's messages are limited. A message above
-the rate is skipped, not kept: the stream stores the newest message of each subject, and the node is
-read again from there a little later. So is a node that the API shows only after its plugin has
-reported.
+The number of plugins per node and the rate of each node's messages are limited. A message above the
+rate is skipped, not kept: the stream stores the newest message of each subject, and the node is
+read again from there a little later. A node that the API shows only after its plugin has reported
+is also read again.
 
 The module also measures how late the reader is, by its own clock: the server's clock may differ.
 """
@@ -14,7 +14,7 @@ from muster import pacing, vocabulary
 from muster_labeler.service import fleet, limits
 
 _BURST: Final = 256
-"""More messages than a plugin sends when it reconnects."""
+"""Larger than the number of messages that a plugin sends when it reconnects."""
 _PER_S: Final = 16.0
 _AGAIN_S: Final = 10.0
 _NODE, _PLUGIN = 2, 3
@@ -22,7 +22,7 @@ _NODE, _PLUGIN = 2, 3
 
 
 class InventoryBudget:
-    """Which messages about nodes are read, and which nodes have to be read again."""
+    """Decides which messages about nodes are read, and which nodes have to be read again."""
 
     def __init__(self, nodes: fleet.Fleet) -> None:
         self._fleet = nodes
@@ -33,7 +33,7 @@ class InventoryBudget:
         """When to read each node again; until then its new messages are skipped."""
 
     def refusal(self, subject: str, now: float) -> limits.Refusal | None:
-        """Return why a message is skipped; None if it is to be read."""
+        """Return why a message must be skipped; None if the message must be read."""
         words = subject.split(".", _PLUGIN + 1)
         node = vocabulary.node_of(words[_NODE])
         refusal = self._fleet.refusal(node, words[_PLUGIN])
@@ -63,7 +63,7 @@ class InventoryBudget:
         return due
 
     def forget(self, node: str) -> None:
-        """Forget a node that is gone."""
+        """Forget a node that no longer exists."""
         self._again.pop(node, None)
 
 
@@ -79,7 +79,7 @@ class Backlog:
         self._since = 0.0
 
     def note(self, left: int, now: float) -> None:
-        """Record that a message was read while `left` more were stored behind it."""
+        """Record that a message was read while the stream stored `left` later messages."""
         # a message that has been replaced in the meantime is never read
         self._left = min(self._left - 1, left)
         if self._left <= 0:

@@ -1,4 +1,4 @@
-"""Pure: limits on what plugins may report: a node's credential can send anything under its name."""
+"""Pure: limits the size of plugins' reports, because a node's credential can send anything."""
 
 import enum
 from typing import Final
@@ -8,7 +8,7 @@ from muster_labeler.kubernetes import projection
 from muster_labeler.service import decisions
 
 NODES_MAX: Final = 20_000
-"""Applies while the cluster's nodes are unknown; once they are known, only they count."""
+"""Applies while the cluster's nodes are unknown; afterwards, reports of other nodes are ignored."""
 MESSAGES_MAX: Final = vocabulary.PLUGINS_MAX * vocabulary.PAGES_MAX
 """The maximum number of messages in the inventories of one node."""
 GPUS_MAX: Final = 1_024
@@ -18,7 +18,7 @@ DEVICES_MAX: Final = 10_000
 
 
 class Refusal(enum.StrEnum):
-    """Why an inventory is not used."""
+    """Why an inventory is ignored."""
 
     UNKNOWN_NODE = "unknown_node"
     """The node is read again as soon as the API shows it."""
@@ -27,7 +27,7 @@ class Refusal(enum.StrEnum):
     TOO_OFTEN = "too_often"
     """The node is read again a little later."""
     TOO_LARGE = "too_large"
-    """More than a node can have; the plugin's previous inventory still counts."""
+    """It reports more than a node can have; the plugin's previous inventory still counts."""
 
 
 def is_too_large(inventory: vocabulary.InventoryReported) -> bool:

@@ -1,9 +1,9 @@
-"""Adapter: the event loop: reconciles a node's labels whenever anything about the node changes.
+"""Adapter: runs the event loop, which reconciles a node's labels whenever the node changes.
 
 It is level-triggered: a node is always evaluated as a whole, so that a removed label is written
 again and a replaced GPU is noticed. One worker handles everything about one node, in order. If
 another writer keeps changing the same label, the labeler stops after ten writes within a minute and
-logs that.
+logs a warning.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ from muster_labeler.service import decision_publisher, decisions, fleet, limits,
 
 _WORKERS: Final = 8
 _DENIED_ROUNDS: Final = 6
-"""A node whose write the API refused is retried once in this many rounds."""
+"""The number of rounds between retries of a write that the API refused."""
 _INVENTORY_S: Final = 2.0
 
 _DECISIONS = metrics.counter(
@@ -45,7 +45,7 @@ _WAITING = prometheus_client.Gauge(
 )
 _WRITES_MAX: Final = 10
 _WRITES_PERIOD_S: Final = 60.0
-_CHANGES_OFTEN: Final = "what its plugins report keeps changing"
+_CHANGES_OFTEN: Final = "its plugins' reports keep changing"
 _CONTESTED: Final = f"written {_WRITES_MAX} times within a minute: another writer keeps changing it"
 
 
@@ -103,7 +103,7 @@ class Reconciler:
         return self._fleet.view()
 
     def problem(self) -> str | None:
-        """Return why this replica could not act on a new report now; None if it could."""
+        """Return why this replica cannot act on new reports now; None if it can."""
         is_off = self._settings.mode is config.Mode.OFF
         return None if is_off else self._reader.problem()
 
@@ -119,7 +119,7 @@ class Reconciler:
             else:
                 logs.logger().info(
                     "kubernetes_api_not_configured",
-                    consequence="suggestions from inventories alone",
+                    consequence="labels are only suggested, from inventories alone",
                 )
             await self._wait_for_nodes()
             await self._reader.restore()
@@ -134,7 +134,7 @@ class Reconciler:
                 tasks.create_task(self._write_inventory())
 
     async def _wait_for_nodes(self) -> None:
-        """Wait for the nodes for a limited time; suggestions are possible without them."""
+        """Wait a limited time for the list of nodes; suggestions are possible without it."""
         if self._reflector is None:
             return
         try:
@@ -224,7 +224,7 @@ class Reconciler:
                 await self._conditions.write(status.node)
 
     async def _reconcile(self, node: str, cause: str) -> None:
-        """Decide about a node, act on the decision, and publish the decision if it is new."""
+        """Decide about a node, carry out the decision, and publish it if it is new."""
         if not self._may_suggest():
             return
         decision, is_retriable = await self._label_writer.reconcile(node)
@@ -236,7 +236,7 @@ class Reconciler:
         if not is_new or decision.source == "":
             return
         logs.logger().info(
-            "decided",
+            "label_decided",
             node=node,
             action=decision.action,
             labels=dict(decision.labels),
@@ -319,7 +319,7 @@ class LabelWriter:
         self._write_limit.forget(self._clock())
 
     def drop(self, name: str) -> None:
-        """Forget a node that is gone."""
+        """Forget a node that no longer exists."""
         self._contested.discard(name)
 
     async def _write(

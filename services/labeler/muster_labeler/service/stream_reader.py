@@ -42,7 +42,7 @@ class Bus:
 
 
 class StreamReader:
-    """Passes the events of the bus to `observe`, as far as the limits allow."""
+    """Passes the events of the bus to `observe`, within the limits."""
 
     def __init__(
         self, bus: Bus, nodes: fleet.Fleet, observe: Callable[[codec.CloudEvent], None]
@@ -59,7 +59,7 @@ class StreamReader:
         self._clock = asyncio.get_running_loop().time
 
     def problem(self) -> str | None:
-        """Return why a new report would not be handled soon; None if it would."""
+        """Return why a new report would be handled late; None if it would be handled soon."""
         if not self._is_restored:
             return "inventories are still being read"
         late_s = max((late.age_s(self._clock()) for late in self._backlogs), default=0.0)
@@ -83,7 +83,7 @@ class StreamReader:
             tasks.create_task(self._read_again())
 
     def forget(self, node: str) -> None:
-        """Forget a node that is gone."""
+        """Forget a node that no longer exists."""
         self._budget.forget(node)
 
     async def _follow(self, follow: Callable[[Wants], AsyncIterator[codec.CloudEvent]]) -> None:
@@ -120,7 +120,7 @@ class StreamReader:
             logs.logger().warning("inventory_refused", reason=refusal, node=node)
 
     async def _read_again(self) -> NoReturn:
-        """Read from the stream the nodes that are new, or that sent too much a while ago."""
+        """Read the inventories of nodes from the stream that are new, or that had sent too much."""
         while True:
             await asyncio.sleep(_AGAIN_S)
             for node in self._fleet.take_unread():

@@ -76,7 +76,7 @@ class Section:
         return list(self._values.items())
 
     def section(self, key: str) -> "Section":
-        """Return a mapping inside this one; empty if it is missing. Raises Unreadable."""
+        """Return a nested mapping; empty if the key is missing. Raises Unreadable."""
         return Section(self.get(key) or {}, self._at(key), self._file, self._left_out, self._losses)
 
     def sections(self, key: str) -> "list[Section]":
@@ -87,7 +87,7 @@ class Section:
         ]
 
     def items(self, key: str) -> list[object]:
-        """Return a list; empty if it is missing. Raises Unreadable."""
+        """Return a list; empty if the key is missing. Raises Unreadable."""
         value = self.get(key)
         if value is None:
             return []

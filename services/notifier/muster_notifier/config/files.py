@@ -106,7 +106,7 @@ def _log_loss(source: str, line: str) -> None:
 
 
 class NoSecret(Exception):
-    """A secret cannot be read; the message says where it should be, but never its value."""
+    """A secret cannot be read; the message names the secret's location, but never its value."""
 
 
 class SecretReader:

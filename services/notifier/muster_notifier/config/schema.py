@@ -135,7 +135,7 @@ class Watchdog(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Acting(msgspec.Struct, frozen=True, kw_only=True):
-    """Leader election among notifiers: how soon another one takes over when the leader is gone."""
+    """Leader election among notifiers: how soon another notifier replaces a lost leader."""
 
     ttl_s: Annotated[int, msgspec.Meta(ge=1, le=60)] = 10
     renew_s: sections.Period = 2.5

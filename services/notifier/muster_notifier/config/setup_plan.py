@@ -32,7 +32,7 @@ class Plan:
         return f"muster-notify-{self.name}"
 
     def files(self) -> dict[str, str]:
-        """Return the keys of the Secret, as the files that the notifier reads."""
+        """Return the receiver's files by name, which are the keys of the Secret."""
         files = {f"{self.name}{SUFFIX}": escaping.yaml_of(self.settings)}
         return files | ({_secret_file(self.name): self.secret} if self.secret else {})
 
@@ -50,7 +50,7 @@ class Plan:
         }
 
     def refusal(self, present: Mapping[str, bytes], *, replaces: bool) -> str:
-        """Return why this receiver cannot be added to the present keys; empty if it can."""
+        """Return why the receiver cannot be added to the existing keys; empty if it can."""
         own = {key: text.encode() for key, text in self.files().items()}
         before = {key: value for key, value in present.items() if key in _keys(self.name)}
         if f"{self.name}{SUFFIX}" in before and before != own and not replaces:

@@ -1,5 +1,5 @@
 """Delivers notifications from the outbox to a receiver, with retries, and records the result.
 
 `dispatcher` runs all receivers. `worker` runs one receiver with its `queue`, and reports the result
-of each notification. `dead_letters` defines how undeliverable notifications are kept.
+of each notification. `dead_letters` defines how undeliverable notifications are stored.
 """

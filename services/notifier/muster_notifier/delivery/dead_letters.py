@@ -1,8 +1,8 @@
 """Pure: dead letters: notifications that could not be delivered, each with its own subject.
 
-When a notification fails again, it replaces its former dead letter (`Nats-Rollup`): a receiver that
-is unavailable for days leaves one dead letter for each notification. A replayed dead letter is sent
-with the current state, because its alerts may be resolved by then.
+When a notification fails again, it replaces its previous dead letter (`Nats-Rollup`): a receiver
+that is unavailable for days leaves one dead letter for each notification. A replayed dead letter is
+sent with the current state, because its alerts may be resolved by then.
 """
 
 import hashlib
@@ -37,8 +37,8 @@ def as_of_now(
 ) -> notifications.Notification | None:
     """Return the message to send instead of a dead letter; None if the receiver is up to date.
 
-    `fires` are those of its alerts that fire now, `notified` those that fire according to the
-    receiver's last notification.
+    `fires` lists its alerts that fire now, `notified` its alerts that were firing in the receiver's
+    last notification.
     """
     if not notification.firing_ids:
         return None if notified else notification
@@ -72,7 +72,7 @@ def dead_letter(
     attempts: int,
     at: datetime,
 ) -> Message:
-    """Return the dead letter."""
+    """Return the dead letter of a failed notification."""
     return (
         subject(notification),
         notifications.encode(notification),

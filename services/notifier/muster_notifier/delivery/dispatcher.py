@@ -47,7 +47,7 @@ class Dispatcher:
         self._left_out = frozenset(left_out)
         delivery_metrics.forget()
         self.receivers: list[without_nats.Receiver] = []
-        """How to send to each receiver directly."""
+        """The receivers, for sending without outbox and queue."""
         self._workers = {r.name: self._worker(r) for r in settings.receivers}
 
     def names(self) -> list[str]:
@@ -59,7 +59,7 @@ class Dispatcher:
         return [each.name for each in self._workers.values() if each.queue.is_failing()]
 
     def paused_s(self, now: float) -> dict[str, float]:
-        """Return the paused queues, each with how long it is still paused."""
+        """Return the paused queues, with the remaining pause of each in seconds."""
         paused = {each.name: round(each.queue.paused_s(now), 1) for each in self._workers.values()}
         return {name: seconds for name, seconds in paused.items() if seconds}
 

@@ -1,4 +1,4 @@
-"""Adapter: Prometheus: counts and times what each receiver is sent."""
+"""Adapter: Prometheus metrics of the notifications sent to each receiver."""
 
 from collections.abc import Callable
 from typing import Final
@@ -32,7 +32,7 @@ SECONDS: Final = prometheus_client.Histogram(
 
 
 def forget() -> None:
-    """Forget the queues of receivers that may no longer exist."""
+    """Stop exporting the queue lengths of receivers that may no longer exist."""
     _QUEUED.clear()
 
 

@@ -1,4 +1,4 @@
-"""Pure: the delivery queue of one receiver: what is sent next, when, and when to give up.
+"""Pure: the delivery queue of one receiver; decides what to send, when, and when to give up.
 
 | delivery | condition or result | next |
 |---|---|---|
@@ -44,7 +44,7 @@ _TESTED: Final = results.Result(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delivery:
-    """One message in the outbox; each repeat of it has its own `number`."""
+    """One message in the outbox; each repeat of the message has its own `number`."""
 
     number: int
     notification: notifications.Notification
@@ -52,7 +52,7 @@ class Delivery:
 
     @property
     def slot(self) -> str:
-        """The slot: deliveries in it are sent one at a time; the newest replaces one that waits."""
+        """The slot, which sends one delivery at a time; a newer delivery replaces a waiting one."""
         group, id_ = self.notification.group, self.notification.id
         return f"{group} {id_}" if self.is_replay or self.notification.is_test else group
 
@@ -203,7 +203,7 @@ class DeliveryQueue:
         return [*out, *self._send_due(now)]
 
     def _may_test(self, delivery: Delivery, now: float) -> bool:
-        """Return whether a test message may be sent; if so, others of its reason have to wait."""
+        """Return whether a test message may be sent now; limits the rate of each kind of test."""
         reason = delivery.notification.reason
         last = self._tested_at.get(reason)
         if last is not None and now < last + TEST_EVERY_S:

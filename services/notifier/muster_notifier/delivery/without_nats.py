@@ -1,4 +1,4 @@
-"""Adapter: notifies receivers, without NATS, when NATS cannot be used and when it can again.
+"""Adapter: notifies receivers directly when NATS becomes unusable, and when it is usable again.
 
 Alerts, outbox and ledger are in NATS: while it is unavailable, alerts neither arrive nor are sent
 in the usual way. So the notifier that was the leader until then sends one alert itself, to the
@@ -11,8 +11,8 @@ notifiers only one sends the alert, and one that restarts during the outage send
 | unusable for `patience_s`           | the alert fires, unless it is silenced |
 | usable, or another notifier leads   | the alert is resolved                  |
 
-A receiver gets a message only if it does not know that state: a receiver that is unavailable during
-the whole outage gets none.
+A receiver is notified only if the state differs from its last message, so a receiver that is
+unavailable during the whole outage gets no message.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ _NOTHING: Final[Mapping[str, str]] = {}
 
 @dataclass(frozen=True, slots=True)
 class Receiver:
-    """How to send to one receiver, and whether it is notified of resolved alerts."""
+    """A receiver's send function, and whether the receiver is notified of resolved alerts."""
 
     name: str
     send: results.Send
@@ -82,7 +82,7 @@ class OutageAlarm:
                 tasks.create_task(self._work(receiver))
 
     async def settle(self) -> None:
-        """Wait, for a short time, until every receiver knows that NATS can be used again."""
+        """Wait briefly until every receiver has been notified that NATS is usable again."""
         if self._alert is None:
             return
         await asyncio.sleep(2 * _CHECK_S)
@@ -128,7 +128,7 @@ class OutageAlarm:
             runbook=self._runbook,
             change=int(not fires),
         )
-        logs.logger().warning("nats_lost" if fires else "nats_usable", observed=observed)
+        logs.logger().warning("nats_lost" if fires else "nats_restored", observed=observed)
         async with self._changed:
             if fires:
                 self._chosen = self._choose(alert)

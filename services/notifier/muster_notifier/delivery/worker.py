@@ -1,4 +1,4 @@
-"""Adapter: runs one receiver: takes its notifications from the outbox and sends them.
+"""Adapter: sends one receiver its notifications from the outbox.
 
 An accepted notification is recorded in the ledger before it is removed from the outbox: a crash in
 between repeats one message, with the same `Idempotency-Key`, but loses none. A notification that is
@@ -23,7 +23,7 @@ from muster_notifier.routing import grouping, notifications
 _Inbox = asyncio.Queue[runtime.Delivery[queue.Input]]
 
 STOP_S: Final = 1.0
-"""When we stop, an attempt in flight may take this long to be answered and recorded."""
+"""How long an attempt in flight may take to finish at shutdown."""
 
 
 class _About(TypedDict):
@@ -46,7 +46,7 @@ class _DeliveryLog:
         self._is_unavailable = False
 
     def log_availability(self, result: results.Result | None) -> None:
-        """Log once when a receiver starts to fail, and once when it works again."""
+        """Log once when a receiver begins to fail, and once when it recovers."""
         if result is not None and not self._is_unavailable:
             logs.logger().warning(
                 "receiver_unavailable",
@@ -71,7 +71,10 @@ class _DeliveryLog:
         metrics.SECONDS.labels(self._name).observe(max(0.0, (at - notification.at).total_seconds()))
         metrics.NOTIFICATIONS.labels(self._name, notification.reason, "delivered").inc()
         logs.logger().info(
-            "delivered", **_log_fields(notification), attempts=attempts, result=result.detail
+            "notification_delivered",
+            **_log_fields(notification),
+            attempts=attempts,
+            result=result.detail,
         )
         event = vocabulary.NotificationDelivered(
             **self._about(notification), at=at, attempts=attempts, answer=result.detail[:2048]
@@ -89,7 +92,7 @@ class _DeliveryLog:
         """Report that a notification failed, and is now a dead letter."""
         metrics.NOTIFICATIONS.labels(self._name, notification.reason, "failed").inc()
         logs.logger().error(
-            "not_delivered",
+            "notification_failed",
             **_log_fields(notification),
             attempts=attempts,
             outcome=result.outcome,
@@ -143,7 +146,7 @@ class Dependencies:
 
 
 class ReceiverWorker:
-    """One receiver with its own queue, consumer and rate, so that it does not delay others."""
+    """Sends to one receiver with its own queue, consumer and rate, so that none delays another."""
 
     def __init__(
         self,
@@ -165,7 +168,7 @@ class ReceiverWorker:
         self._jobs: dict[int, storage.Job] = {}
         self._tasks: asyncio.TaskGroup | None = None
         self._written = 0
-        # replays that the receiver does not know about: they count as first deliveries
+        # replays that the ledger records, because the receiver was not notified of their alerts
         self._counted: set[int] = set()
         self._log = _DeliveryLog(name, dependencies.publish)
         # the newest notification of each group; the grouping limits how many there are
@@ -255,7 +258,7 @@ class ReceiverWorker:
                 and entry is not None
                 and entry.id == notification.id
             ):
-                # a former process sent it, but ended before it could remove it
+                # an earlier process sent it, but ended before removing it from the outbox
                 await job.done()
                 await self._report(grouping.Delivered(notification))
                 continue
@@ -269,7 +272,7 @@ class ReceiverWorker:
                 await job.hold()
 
     async def _deliver_uninterrupted(self, sending: queue.Send) -> None:
-        """Deliver; when we are stopped, a running attempt gets a moment to finish."""
+        """Deliver a notification; at shutdown, wait briefly for a running attempt to finish."""
         delivering = asyncio.ensure_future(self._deliver(sending))
         try:
             await asyncio.shield(delivering)
@@ -301,7 +304,7 @@ class ReceiverWorker:
         )
 
     def _current(self, delivery: queue.Delivery) -> notifications.Notification | None:
-        """Return what to send now: for a replayed dead letter, the current state.
+        """Return the notification to send now: for a replayed dead letter, the current state.
 
         If its alerts still fire and the receiver does not know that, it is recorded in the ledger
         like any other notification, so that the receiver is also notified when they are resolved.

@@ -161,7 +161,7 @@ def _problems(address: _Address) -> Iterator[str]:
 
 
 def _problem(address: _Address) -> str:
-    """Return why an address is not allowed, whatever addresses it may contain; empty if it is."""
+    """Return why an address itself, without those embedded in it, is refused; empty if allowed."""
     if _has_secrets(address):
         return _SECRETS
     if any(address in network for network in _NOT_A_MACHINE):
@@ -170,7 +170,7 @@ def _problem(address: _Address) -> str:
         return _THIS_MACHINE
     blocks = [(block.prefixlen, is_global) for block, is_global in SPECIAL if address in block]
     if blocks:
-        # the smallest block decides
+        # the most specific block applies
         return _PUBLIC if max(blocks)[1] else _PRIVATE
     is_assigned = isinstance(address, ipaddress.IPv4Address) or address in _UNICAST
     return _PUBLIC if is_assigned else _RESERVED
@@ -181,7 +181,7 @@ def _has_secrets(address: _Address) -> bool:
 
 
 def _translated(address: ipaddress.IPv6Address) -> tuple[ipaddress.IPv4Address, ...]:
-    """Return the IPv4 addresses that a translator or tunnel would see in this, most usual first."""
+    """Return the IPv4 addresses that a translator or tunnel would extract, most common first."""
     if address in _TEREDO:
         # the client's address is inverted, and the server's is in the prefix (RFC 4380 section 4)
         return _part(ipaddress.IPv6Address(int(address) ^ _32_BITS), 0), _part(address, 64)

@@ -1,9 +1,9 @@
-"""Pure: what a receiver's answer says in its body, although its HTTP status is a success.
+"""Pure: detects refusals in the bodies of HTTP responses whose status is a success.
 
-Slack's API answers 200 with `ok: false`. An incoming webhook of Slack answers `ok`; services that
-imitate it answer nothing, or JSON. A connector of Teams answers 200 with the text of an error of
-its own (learn.microsoft.com, rate limiting for connectors). A web page, as a captive portal or a
-proxy sends it, is no receiver's answer: the message was not delivered.
+Slack's API answers 200 with `ok: false`. An incoming webhook of Slack answers `ok`; compatible
+services answer with an empty body or with JSON. A Teams connector answers 200 with the text of its
+own error (learn.microsoft.com, rate limiting for connectors). A web page comes from a captive
+portal or a proxy, so the message was not delivered.
 """
 
 import re
@@ -97,7 +97,7 @@ def refusal(body: bytes) -> results.Result | None:
     try:
         answer = msgspec.json.decode(body, type=_Json)
     except codec.UNREADABLE:
-        detail = f"answered 200, but not as a receiver does: {shown}"
+        detail = f"answered 200, but not like a receiver: {shown}"
         return results.Result(results.Outcome.NONSENSE, detail)
     if answer.ok and answer.success and not answer.error and not answer.errors:
         return None

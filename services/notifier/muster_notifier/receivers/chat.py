@@ -36,7 +36,7 @@ _RESOLVED: Final = "#2eb67d"
 Json = dict[str, object]
 _OK: Final = 200
 _NO_PREVIEWS: Final[Json] = {"unfurl_links": False, "unfurl_media": False}
-"""Slack would otherwise fetch any address in a text and show the picture that is there."""
+"""Slack would otherwise fetch every URL in a text and show a preview."""
 
 
 def slack_content(notification: notifications.Notification, words: message.Message) -> Json:
@@ -62,13 +62,13 @@ def _markdown(text: str) -> Json:
 
 
 def _slack_link(link: str) -> str:
-    """Return a link in Slack's form; what is no link, such as a path, stays as it is."""
+    """Return a link in Slack's format; other text, such as a path, stays unchanged."""
     shown = _escaped(link)
     return f"<{shown}|{_link_name(link)}>" if message.is_link(link) else f"runbook: `{shown}`"
 
 
 def _link_name(link: str) -> str:
-    """Return what a link to a runbook is called: `runbook of stuck`."""
+    """Return the text of a link to a runbook: `runbook of stuck`."""
     name = link.rpartition("/")[2].partition(".")[0].partition("#")[0]
     return f"runbook of {name}" if name.replace("_", "").isalnum() else "runbook"
 
@@ -81,7 +81,7 @@ def colour(notification: notifications.Notification) -> str:
 
 
 def change_line(notification: notifications.Notification, text: message.Message) -> str:
-    """Return the line about a change, for the thread; the title says what has ended."""
+    """Return the line about a change, for the thread; the title also reports resolved alerts."""
     changes = {
         vocabulary.NotificationReason.NEW_ALERTS: "more alerts: ",
         vocabulary.NotificationReason.NEW_RESOLVED: "some resolved: ",

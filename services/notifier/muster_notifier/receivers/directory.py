@@ -1,4 +1,4 @@
-"""Adapter: files: a directory with more receivers than the settings have: a mounted Secret.
+"""Adapter: reads additional receivers from a directory, which is usually a mounted Secret.
 
 `NAME.yaml` contains the settings of the receiver NAME, without its name; a secret in it is a file
 of the same directory. A receiver that cannot be used is left out; the others are not affected.
@@ -19,7 +19,7 @@ _PERIOD_S: Final = 1.0
 _READ_S: Final = 5.0
 _FILES_MAX: Final = 4 * schema.RECEIVERS_MAX
 _FILE_BYTES_MAX: Final = 1024 * 1024
-"""As much as a Secret may contain."""
+"""The maximum size of a Secret."""
 
 _Signature = tuple[tuple[str, tuple[int, int, int] | None], ...]
 
@@ -33,7 +33,7 @@ class Content:
 
 
 class Directory:
-    """A directory of receivers, which may be absent; without a path there is none."""
+    """A directory of receivers, which may be absent; an empty path means no directory."""
 
     def __init__(self, path: str | None) -> None:
         self._path = Path(path) if path else None
@@ -42,7 +42,7 @@ class Directory:
         self._stamp = b""
 
     async def read(self, settings: schema.Settings) -> Content:
-        """Return what the directory contains now, for a notifier with these settings."""
+        """Return the directory's current content, for a notifier with these settings."""
         if self._path is None:
             return Content()
         path = self._path
@@ -57,7 +57,7 @@ class Directory:
         return content
 
     async def changed(self) -> None:
-        """Return once the files are no longer those that were read last."""
+        """Return once the files differ from those read last."""
         while True:
             await asyncio.sleep(_PERIOD_S)
             if await self.has_changed():
@@ -85,7 +85,7 @@ class Directory:
 
 
 def read(path: Path, settings: schema.Settings) -> Content:
-    """Return what a directory contains, for a notifier with these settings. Raises OSError."""
+    """Return a directory's content, for a notifier with these settings. Raises OSError."""
     return _read(path, settings)[1]
 
 
@@ -96,7 +96,7 @@ def _read(path: Path, settings: schema.Settings) -> tuple[Mapping[str, bytes], C
     refused: dict[str, str] = {}
     for number, (file, text) in enumerate(texts.items()):
         if number == _FILES_MAX:
-            refused[file] = f"only {_FILES_MAX} files are read: this and all after it are not"
+            refused[file] = f"not read: only the first {_FILES_MAX} files are"
             break
         name = file.removesuffix(setup_plan.SUFFIX)
         if name == file:
@@ -128,7 +128,7 @@ def _names(path: Path) -> list[str]:
 
 
 def _signature(path: Path) -> _Signature:
-    """Return what changes with the files, without reading them. Raises OSError.
+    """Return a value that changes with the files, without reading them. Raises OSError.
 
     A kubelet that renews a Secret replaces its files: each has another inode.
     """
@@ -153,7 +153,7 @@ def _texts(path: Path) -> Mapping[str, bytes]:
 
 
 def _text(file: Path) -> bytes:
-    """Return the content of a file; nothing if it cannot be read, or is gone by now."""
+    """Return the content of a file; empty if it is unreadable or no longer exists."""
     try:
         if not file.is_file():
             return b""

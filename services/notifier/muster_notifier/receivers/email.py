@@ -1,4 +1,4 @@
-"""Adapter: e-mail through a relay, with one SMTP connection for each mail.
+"""Adapter: sends e-mail through a relay, with one SMTP connection for each mail.
 
 The subject contains the state and the group; mails about the same group form one thread.
 """
@@ -244,12 +244,12 @@ def encode_mail(
 
 
 def _dotted(mail: bytes) -> bytes:
-    """Return a mail as DATA requires it: with a dot before each leading dot, and the end mark."""
+    """Return a mail in the format of DATA: leading dots doubled, and the end mark appended."""
     return re.sub(rb"(?m)^\.", b"..", mail.rstrip(b"\r\n")) + b"\r\n.\r\n"
 
 
 def _outcome(code: int) -> results.Outcome:
-    """Return what a relay's refusal means (RFC 5321 section 4.2.1, RFC 4954 section 6)."""
+    """Return the outcome for a relay's refusal (RFC 5321 section 4.2.1, RFC 4954 section 6)."""
     is_temporary = code // 100 == _TEMPORARY
     default = results.Outcome.UNWELL if is_temporary else results.Outcome.REJECTED
     return _OUTCOMES.get(code, default)

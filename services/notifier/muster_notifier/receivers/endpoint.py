@@ -24,7 +24,7 @@ RECORDED: Final = contextvars.ContextVar[list[str] | None]("RECORDED", default=N
 
 
 class Endpoint:
-    """One URL; `reach` says which of our own networks it may lead to."""
+    """One URL; `reach` limits which of our own networks it may lead to."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class Endpoint:
         reach: receiver_settings.Reach,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        """Raise ValueError if this is not an HTTP URL."""
+        """Raise ValueError if `url` is not an HTTP URL."""
         self._http = http.Endpoint(
             url,
             timeout_s=timeout_s,
@@ -54,7 +54,7 @@ class Endpoint:
         body: bytes = b"",
         read: http.Read = http.Read.BODY,
     ) -> http.Response | results.Result:
-        """Send one request; a Result means that there is no response, and why.
+        """Send one request; return the response, or a Result that says why there is none.
 
         `below` is added to the URL's path.
         """
@@ -85,7 +85,7 @@ class Endpoint:
     ) -> results.Result:
         """Post JSON and return the result, including the text of a refusal.
 
-        With `reads_success`, the body of a 2xx answer may say that the message was not accepted.
+        With `reads_success`, a 2xx response whose body reports an error counts as a refusal.
         """
         response = await self.request(
             "POST",
@@ -104,7 +104,7 @@ class Endpoint:
 
 
 class JsonReceiver:
-    """A receiver that gets one JSON body, written by `encode`, for each notification.
+    """A receiver of one JSON body for each notification, written by `encode`.
 
     `prepare` makes texts from other systems safe for this receiver.
     """
@@ -143,7 +143,7 @@ def record(request: str) -> None:
 def unanswered(
     error: Exception, *, where: str, timeout_s: float, protocol: str, is_sent: bool
 ) -> results.Result:
-    """Return the result of a request that got no answer; all of these are temporary.
+    """Return the result of a request without a response, which is always a temporary failure.
 
     `is_sent` means that the whole request had been sent.
     """

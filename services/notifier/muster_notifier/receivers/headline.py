@@ -1,4 +1,4 @@
-"""Pure: the title of a notification, for a lock screen: what is wrong, where, and its impact.
+"""Pure: writes a notification's title, for a lock screen: the problem, the place, the impact.
 
 These three are in the first 100 characters of a firing alert's title. The reason follows in the
 text: what health concluded, or what a plugin or driver reported.
@@ -13,7 +13,7 @@ from muster.vocabulary import AlertKind, NotificationReason
 from muster_notifier.routing import notifications
 
 TITLE_MAX: Final = 100
-"""What, where and impact are this long at most, as far as their names allow."""
+"""The maximum length of problem, place and impact together, unless their names are longer."""
 LINE_MAX: Final = 400
 
 _NEW_PODS_FAIL: Final = ("{hold} devices, new pods fail", "new pods fail")
@@ -28,24 +28,24 @@ _IMPACTS: Final = {
     AlertKind.NODE_DOWN: ("{hold} its devices", "its devices are out of reach"),
     AlertKind.UNREACHABLE: ("pods still get devices",) * 2,
     AlertKind.DEGRADED: ("pods still get devices",) * 2,
-    AlertKind.SPLIT_BRAIN: ("a device may be given out twice",) * 2,
-    AlertKind.DEVICE_UNHEALTHY: ("{hold} {it}, new ones do not get {it}", "no new pod gets {it}"),
-    AlertKind.DEVICE_DEGRADED: ("{hold} {it}, new ones get {it} too", "pods still get {it}"),
+    AlertKind.SPLIT_BRAIN: ("a device may be allocated twice",) * 2,
+    AlertKind.DEVICE_UNHEALTHY: ("{hold} {it}, new pods do not get {it}", "no new pod gets {it}"),
+    AlertKind.DEVICE_DEGRADED: ("{hold} {it}, new pods get {it} too", "pods still get {it}"),
     AlertKind.DEVICE_UNMONITORED: ("{hold} {it}, faults go unnoticed", "faults go unnoticed"),
     AlertKind.DEVICES_SHORT: ("fewer pods fit on the node",) * 2,
     AlertKind.FUSE_MOUNT_HUNG: ("{pods} may hang", "programs that use it hang"),
     AlertKind.FUSE_DAEMON_DIED: ("{pods} cannot read its files", "its files cannot be read"),
     AlertKind.FUSE_POD_TERMINATING: ("{pods} cannot end", "its pod cannot end"),
-    AlertKind.CONFIGURATION_REFUSED: ("the old one is in force until a restart",) * 2,
+    AlertKind.CONFIGURATION_REFUSED: ("the old one applies until a restart",) * 2,
     AlertKind.CLOCK_SKEW: ("times in alerts may be wrong",) * 2,
     AlertKind.NOISY_NODE: ("some of its reports are not read",) * 2,
-    AlertKind.STORM: ("no verdicts on single plugins until it is over",) * 2,
+    AlertKind.STORM: ("no verdicts on single plugins until it ends",) * 2,
     AlertKind.EVICTIONS: ("reports and alerts may be lost",) * 2,
     AlertKind.MORE_ALERTS: ("they have no notifications of their own",) * 2,
     AlertKind.HEALTH_SILENT: ("failures of plugins go unnoticed",) * 2,
-    AlertKind.DEAD_LETTERS: ("somebody does not know of a problem",) * 2,
+    AlertKind.DEAD_LETTERS: ("somebody was not notified of a problem",) * 2,
 }
-"""The impact if pods hold the devices, and if none does or they are not known."""
+"""The impact if pods hold the devices, and if no pods do or the pods are unknown."""
 _ID_MAX: Final = 13
 _WHAT_MIN: Final = 40
 _MINUTE_S: Final = 60
@@ -54,7 +54,7 @@ _DAY_S: Final = 86_400
 
 
 def title(notification: notifications.Notification) -> str:
-    """Return the title; it marks resolved and silenced alerts, and firing ones not."""
+    """Return the title, with a prefix if the alerts are resolved or silenced."""
     shown = notification.firing or notification.resolved
     count = len(notification.firing_ids)
     ended = notification.notified_total - count
@@ -88,7 +88,7 @@ def what_and_reason(alert: vocabulary.AlertChanged) -> tuple[str, str]:
 
 
 def impact(alert: vocabulary.AlertChanged, pods: int) -> str:
-    """Return what an alert means for pods, of which this many hold the devices."""
+    """Return an alert's impact on pods; `pods` is the number of pods that hold the devices."""
     with_pods, without = _IMPACTS[alert.kind]
     hold = f"{pods} pods hold" if pods > 1 else "1 pod holds"
     it = "them" if alert.devices_total > 1 else "it"
@@ -97,7 +97,7 @@ def impact(alert: vocabulary.AlertChanged, pods: int) -> str:
 
 
 def lasted(notification: notifications.Notification) -> str:
-    """Return for how long the alerts have fired, or had fired, from the first to the last one."""
+    """Return how long the alerts have been firing, from the first start to the last end."""
     shown = notification.firing or notification.resolved
     ends = [alert.ends_at or notification.at for alert in shown]
     until = notification.at if notification.firing else max(ends, default=notification.at)
@@ -105,12 +105,12 @@ def lasted(notification: notifications.Notification) -> str:
 
 
 def lasted_alert(alert: vocabulary.AlertChanged) -> str:
-    """Return for how long a resolved alert had fired."""
+    """Return how long a resolved alert was firing."""
     return span((alert.ends_at or alert.at) - alert.starts_at)
 
 
 def span(time: timedelta) -> str:
-    """Return a time in two units at most: `45 s`, `12 min`, `3 h 5 min`, `2 d 4 h`."""
+    """Return a duration in at most two units: `45 s`, `12 min`, `3 h 5 min`, `2 d 4 h`."""
     seconds = max(0, round(time.total_seconds()))
     days, hours, minutes = seconds // _DAY_S, seconds // _HOUR_S % 24, seconds // _MINUTE_S % 60
     if days:
@@ -145,7 +145,7 @@ def format_time(at: datetime) -> str:
 
 
 def affected(notification: notifications.Notification, alert: vocabulary.AlertChanged) -> int:
-    """Return how many pods an alert affects; it names only the first ones."""
+    """Return the number of pods that an alert affects; the alert names only the first ones."""
     return notification.pods_of.get(alert.fingerprint, len(alert.pods))
 
 
@@ -158,7 +158,7 @@ def _impact(notification: notifications.Notification) -> str:
 
 
 def _fitting(shown: Sequence[vocabulary.AlertChanged], count: int, effect: str) -> str:
-    """Return what and impact: if they are too long, with short names, or with what is cut."""
+    """Return problem and impact; if they are too long, shorten the names or cut the problem."""
     what, first = _what(shown, count), shown[0]
     space = max(_WHAT_MIN, TITLE_MAX - len(effect) - 2)
     for device in first.devices:
@@ -170,7 +170,7 @@ def _fitting(shown: Sequence[vocabulary.AlertChanged], count: int, effect: str) 
 
 
 def _what(shown: Sequence[vocabulary.AlertChanged], count: int) -> str:
-    """Return what is wrong, and where; of several alerts only how many there are."""
+    """Return what is wrong, and where; for several alerts, their kind and number."""
     if count == 1:
         return what_and_reason(shown[0])[0]
     kinds = sorted({alert.kind.replace("_", " ") for alert in shown})

@@ -138,7 +138,7 @@ def _note(head: str, alert: vocabulary.AlertChanged) -> str:
 
 
 class NoKubernetes(Exception):
-    """The Kubernetes API is not configured; the message says what was tried."""
+    """The Kubernetes API is not configured; the message names the missing setting."""
 
 
 class LookupFailed(Exception):
@@ -181,7 +181,7 @@ class KubernetesApi:
     async def request(
         self, method: str, path: str, body: object = None
     ) -> http.Response | results.Result:
-        """Send one request; a Result means that there is no response, and why."""
+        """Send one request; return the response, or a Result that says why there is none."""
         headers = {"Accept": "application/json", "Content-Type": "application/json"}
         token = await asyncio.to_thread(self._read_token)
         if token:
@@ -336,7 +336,7 @@ class Owners:
                 await self._report(alert_index.OwnedAlert(event, owners))
 
     async def owners_of(self, pods: Iterable[str]) -> Mapping[str, tuple[str, ...]]:
-        """Return the receivers that owners have named, each with its pods (`namespace/name`).
+        """Return the receivers named by the pods' owners, each with its pods (`namespace/name`).
 
         Raises LookupFailed.
         """

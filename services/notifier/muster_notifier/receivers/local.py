@@ -76,5 +76,7 @@ class Console:
     ) -> results.Result:
         """Log the message."""
         text = message.compose(notification, self._templates)
-        logs.logger().info("notification", id=notification.id, text=f"{text.title}\n{text.text}")
+        logs.logger().info(
+            "notification_logged", id=notification.id, text=f"{text.title}\n{text.text}"
+        )
         return results.Result(results.Outcome.TAKEN, "logged")

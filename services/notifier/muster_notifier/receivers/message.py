@@ -1,11 +1,10 @@
-"""Pure: the text of a notification: short lines that say what to do.
+"""Pure: writes the text of a notification: short lines with facts, advice and commands.
 
-The title (`headline`) says what is wrong, where, and what that means for pods. The body does not
-repeat it: it says since when, why, which pods use the devices, what was observed (the most
-trustworthy first), what to do, and which commands show or silence it. Links are separate, because
-each receiver has its own form for them. Line breaks in alerts are removed, and left-out parts are
-counted. The operator's templates replace these texts; an unusable template is ignored, and the
-message says so.
+The title (`headline`) says what is wrong, where, and what that means for pods. The body adds the
+time, the reason, the pods that use the devices, the observations (the most trustworthy first), the
+advice, and the commands that show or silence the alert. Links are separate, because each receiver
+has its own form for them. Line breaks in alerts are removed, and left-out parts are counted. The
+operator's templates replace these texts; an unusable template is ignored, and the message says so.
 """
 
 import re
@@ -38,7 +37,7 @@ _LINK: Final = re.compile(r"https?://[^\s<>|\"']+")
 _LABEL_VALUE: Final = re.compile(r"[A-Za-z0-9][-A-Za-z0-9_./]*")
 _WEIGHTS: Final = {"kubernetes": 0, "probe": 1, "agent": 2, "heartbeat": 3, "health": 9}
 _WEIGHT: Final = 5
-"""The weight of other sources: first what was observed from outside, last what is undecided."""
+"""The weight of other sources; observations from outside come first, health's verdict last."""
 
 ALERT_NAMES: Final = (
     *("state", "severity", "kind", "node", "plugin", "resource", "devices", "summary", "since"),
@@ -87,7 +86,7 @@ def compose(
 
 
 def inert(notification: notifications.Notification) -> notifications.Notification:
-    """Return a notification with spaces added to its texts, so that Markdown shows no links.
+    """Return a notification with spaces inserted into its texts, so that Markdown shows no links.
 
     Not every client reads backslashes, and the operator's templates may contain links.
     """
@@ -196,9 +195,9 @@ def _link_line(link: str) -> str:
 def alert_lines(
     notification: notifications.Notification, alert: vocabulary.AlertChanged
 ) -> list[str]:
-    """Return the lines that describe one alert; if it is the only one, the title has said what."""
+    """Return the lines that describe one alert; the title already describes a single one."""
     plugin = f"{alert.watched} (watched)" if alert.watched else alert.plugin
-    # of the fleet it is the service that raised the alert, which the evidence names
+    # for the fleet, this is the service that raised the alert, which the evidence names
     plugin = "" if alert.node == vocabulary.FLEET else plugin
     where = " ".join((headline.node_name(alert.node), plugin, alert.resource, devices(alert)))
     fires = alert.state is vocabulary.AlertState.FIRING

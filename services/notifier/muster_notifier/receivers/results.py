@@ -78,9 +78,9 @@ _CLASSES: Final = {2: Outcome.TAKEN, 3: Outcome.MOVED, 5: Outcome.UNWELL}
 class Result:
     """The result of one attempt to send; `retry_after_s` is the delay that the receiver requested.
 
-    `data` is needed to send more about the same group, such as the message to edit. `is_unknown`:
-    the whole message was sent, but it is unknown whether it was accepted. `requests` counts the
-    requests for this message.
+    `data` is needed for later messages about the same group, such as the id of the message to edit.
+    `is_unknown`: the whole message was sent, but it is unknown whether it was accepted. `requests`
+    counts the requests for this message.
     """
 
     outcome: Outcome

@@ -1,4 +1,4 @@
-"""Adapter: programs that get alerts as JSON: webhooks, the API of an Alertmanager, PagerDuty.
+"""Adapter: sends alerts as JSON to webhooks, to an Alertmanager's API, and to PagerDuty.
 
 A webhook gets one POST for each notification. Its body is a CloudEvent, or version 4 of
 Alertmanager's webhook. It stays below `BODY_BYTES_MAX`; left-out alerts are counted. Signatures

@@ -1,4 +1,4 @@
-"""Pure: the alert index: which groups an alert belongs to, and which groups it has left.
+"""Pure: the alert index: the groups that an alert belongs to, and those that it has left.
 
 The newest event about a fingerprint counts. When the labels of an alert change, its last version is
 resolved in the groups that it no longer belongs to. A resolved alert is resolved in all its groups,
@@ -102,7 +102,7 @@ class AlertIndex:
         return placements
 
     def firing(self, fingerprints: Iterable[str]) -> frozenset[str]:
-        """Return the fingerprints of those alerts that fire."""
+        """Return the fingerprints of the firing alerts among `fingerprints`."""
         entries = ((name, self._entries.get(name)) for name in fingerprints)
         fires = vocabulary.AlertState.FIRING
         return frozenset(name for name, entry in entries if entry and entry.alert.state is fires)

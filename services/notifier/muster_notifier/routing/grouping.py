@@ -167,7 +167,7 @@ class Grouping:
         return max((now - at for at in since), default=0.0)
 
     def firing(self, fingerprints: Iterable[str]) -> frozenset[str]:
-        """Return the fingerprints of those alerts that fire."""
+        """Return the fingerprints of the firing alerts among `fingerprints`."""
         return self._index.firing(fingerprints)
 
     def view(self, now: float) -> list[groups.View]:

@@ -1,4 +1,4 @@
-"""Pure: one group of alerts for one receiver, when to flush it, and when it may be sent."""
+"""Pure: one group of alerts for one receiver, with the times to flush and to send it."""
 
 import heapq
 from collections import Counter
@@ -168,7 +168,7 @@ class RestoredGroups:
         return self._notified.get(key)
 
     def drop(self, key: Key) -> None:
-        """Forget a group that has alerts again and keeps this record itself."""
+        """Forget a group that has alerts again, and so stores its last notification itself."""
         self._notified.pop(key, None)
         self._resolved.pop(key, None)
 
@@ -205,7 +205,7 @@ class Timers:
         self._heap: list[tuple[float, Key]] = []
 
     def set(self, group: Group, at: float) -> None:
-        """Flush a group at this time instead of the time set before."""
+        """Schedule the flush of a group at a time, replacing its previous schedule."""
         if group.flush_at != at:
             group.flush_at = at
             heapq.heappush(self._heap, (at, group.key))

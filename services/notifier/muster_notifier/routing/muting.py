@@ -1,4 +1,4 @@
-"""Pure: decides what mutes an alert now: inhibition, silences, maintenance or mute times.
+"""Pure: decides whether inhibition, silences, maintenance or mute times mute an alert now.
 
 Inhibition: a firing alert mutes others that only follow from it. A rule has matchers for the
 source, matchers for the target, and labels that must be equal in both; a label that both lack is
@@ -25,7 +25,7 @@ from muster import matching, vocabulary
 from muster_notifier.routing import routes
 
 Range = tuple[int, int]
-"""First and last, both included; a time of day in minutes excludes its end."""
+"""A first and a last value, both included; a time of day, in minutes, excludes its end."""
 
 _WEEKDAYS: Final = ("sunday", "monday", "tuesday", "wednesday", "thursday", "friday", "saturday")
 _MONTHS: Final = tuple(calendar.month_name[number].lower() for number in range(1, 13))
@@ -102,7 +102,7 @@ def _times(first: str, end: str) -> Range:
             raise ValueError(f"times: {text!r} is not a time of day such as 09:30")
     ranges = _minutes(first), _minutes(end)
     if ranges[0] >= ranges[1]:
-        raise ValueError(f"times: {first} is not before {end}; use two ranges across midnight")
+        raise ValueError(f"times: {first} is not before {end}; use two ranges to cross midnight")
     return ranges
 
 
@@ -238,7 +238,7 @@ BY_PEOPLE: Final = frozenset({Cause.SILENCED, Cause.MAINTENANCE})
 
 
 class Muted(msgspec.Struct, frozen=True):
-    """The cause, and what mutes: a fingerprint and rule, a silence, a plugin or an interval."""
+    """The cause, and its source: a fingerprint and rule, a silence, a plugin or an interval."""
 
     cause: Cause
     by: str
@@ -246,14 +246,14 @@ class Muted(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class SilenceChanged:
-    """A silence is new, changed, or removed."""
+    """A silence was added, changed or removed."""
 
     id: str
     silence: matching.Silence | None
 
 
 class Muting:
-    """Everything that can mute alerts; see the module."""
+    """The inhibitions, silences, maintenance and mute times that can mute alerts."""
 
     def __init__(
         self,
@@ -292,7 +292,7 @@ class Muting:
             self._silences[change.id] = (change.silence, parsed)
 
     def muted_by(self, labels: Mapping[str, str], at: datetime) -> Muted | None:
-        """Return what mutes an alert at this time."""
+        """Return the cause that mutes an alert at this time, if any."""
         inhibited = self._inhibition.inhibited_by(labels)
         if inhibited is not None:
             return Muted(Cause.INHIBITED, f"{inhibited.fingerprint} by {inhibited.rule}")
@@ -306,7 +306,7 @@ class Muting:
         return None
 
     def route_muted_by(self, route: routes.Route, at: datetime) -> Muted | None:
-        """Return what mutes a whole route at this time."""
+        """Return the cause that mutes a whole route at this time, if any."""
         for name in route.mute_times:
             if self._contains(name, at):
                 return Muted(Cause.MUTE_TIME, name)

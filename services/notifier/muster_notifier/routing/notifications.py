@@ -58,7 +58,7 @@ class Notification(msgspec.Struct, frozen=True, kw_only=True):
     is_test: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse a time that nothing could be added to."""
+        """Refuse a time without a time zone, or with a year out of range."""
         facts.check_time("at", self.at)
 
     @property
@@ -144,7 +144,7 @@ def create(  # noqa: PLR0913  # the parts of a notification, each by its name
 
 
 def _affected(alert: vocabulary.AlertChanged) -> int:
-    """Return how many pods an alert affects; the alert names only the first ones."""
+    """Return the number of pods that an alert affects; the alert names only the first ones."""
     return max(len(alert.pods), alert.pods_total)
 
 
@@ -207,7 +207,7 @@ class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True):
     data: dict[str, str] = {}
 
     def __post_init__(self) -> None:
-        """Refuse a time that nothing could be added to."""
+        """Refuse a time without a time zone, or with a year out of range."""
         facts.check_time("at", self.at)
 
 
@@ -232,7 +232,7 @@ def entry_of(
 
 
 def ledger_key(receiver: str, group: str) -> str:
-    """Return an entry's key in the bucket; keys cannot contain all characters of group names."""
+    """Return an entry's key in the bucket, in which the group's name is encoded as a token."""
     return f"{receiver}.{token(group)}"
 
 

@@ -1,4 +1,4 @@
-"""Pure: the route tree: which receivers get an alert, how it is grouped, and when it is sent.
+"""Pure: the route tree, which selects an alert's receivers, grouping and timing.
 
 As in Alertmanager (dispatch/route.go), an alert goes down to the deepest routes that match. After a
 child that matches, its later siblings are tried only if it has `continue`; if no child matches, the
@@ -82,8 +82,8 @@ def _escaped(value: str) -> str:
 class Timing:
     """Alertmanager's three intervals, and one of our own.
 
-    With `resolve_wait_s`, the receiver is notified this soon when all alerts of a group are
-    resolved, not only after a whole `group_interval_s`.
+    With `resolve_wait_s`, the receiver is notified that long after all alerts of a group are
+    resolved, instead of after a whole `group_interval_s`.
     """
 
     group_wait_s: float
