@@ -40,6 +40,8 @@ _METRICS_BYTES_MAX: Final = 1024 * 1024
 _SERVICES: Final = ("muster-health", "muster-labeler", "muster-notifier", "muster-gate")
 """The parts that report their version by HTTP; a plugin's version is in its heartbeats."""
 _SERVICES_MAX: Final = 12
+_READS_AT_ONCE: Final = 3
+"""A read by a thread waits for aiohttp, which looks up proxies in a thread of the same few."""
 _VERSION: Final = re.compile(r'^muster_build_info\{[^}\n]*version="([^"\n]*)"', re.MULTILINE)
 _TIMESTAMP: Final = re.compile(
     r"^(muster_leader_since|muster_bus_certificate_ends)_timestamp_seconds ([0-9.e+]+)$",
@@ -306,12 +308,14 @@ class Observer:
     async def _services(self, pods: Sequence[installation.Pod] | NotSeen) -> list[Process]:
         """Return what the services report in their metrics."""
         places = await self._places(pods)
-        reads = (asyncio.to_thread(_metrics, url) for url in places.values())
-        return [
-            Process(name, text)
-            for name, text in zip(places, await asyncio.gather(*reads), strict=True)
-            if text
-        ]
+        turns = asyncio.Semaphore(_READS_AT_ONCE)
+
+        async def read(url: str) -> str:
+            async with turns:
+                return await asyncio.to_thread(_metrics, url)
+
+        texts = await asyncio.gather(*map(read, places.values()))
+        return [Process(name, text) for name, text in zip(places, texts, strict=True) if text]
 
     async def _places(self, pods: Sequence[installation.Pod] | NotSeen) -> Mapping[str, str]:
         """Return the addresses of the services."""

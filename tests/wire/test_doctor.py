@@ -75,7 +75,7 @@ async def complete(where: Path) -> AsyncIterator[tuple[World, bus.Bus]]:
 
 
 @contextlib.asynccontextmanager
-async def served(world: World, part: str) -> AsyncIterator[None]:
+async def served(world: World, part: str, number: int = 0) -> AsyncIterator[None]:
     """Run a pod that says its version and since when it leads."""
     registry = prometheus_client.CollectorRegistry()
     build = prometheus_client.Gauge("muster_build_info", "x", ["version"], registry=registry)
@@ -85,7 +85,7 @@ async def served(world: World, part: str) -> AsyncIterator[None]:
     async with probes.serve(
         "127.0.0.1", 0, ready=probes.always, registry=registry
     ) as url:  # fmt: skip
-        await world.pod(part, 0, 8080, url)
+        await world.pod(part, number, 8080, url)
         yield
 
 
@@ -150,6 +150,22 @@ def test_in_a_cluster_everything_is_looked_at(tmp_path: Path) -> None:
             }
 
     asyncio.run(story())
+
+
+def test_each_of_many_services_is_asked_for_its_version(tmp_path: Path) -> None:
+    file = tmp_path / "bundle.tar.gz"
+    names = {f"muster-{part}-{n}" for part in ("gate", "labeler") for n in range(4)}
+
+    async def story() -> None:
+        async with complete(tmp_path) as (world, _), contextlib.AsyncExitStack() as stack:
+            for name in names:
+                part, _, number = name.rpartition("-")
+                await stack.enter_async_context(served(world, part, int(number)))
+            await in_cluster(world, "--bundle", str(file))
+
+    asyncio.run(story())
+    content = muster_in_cluster.unpacked(file)["muster-doctor/versions.json"]
+    assert orjson.loads(content)["processes"].keys() == {*names, "muster-notifier-0"}
 
 
 def test_what_a_right_is_missing_for_is_named_and_the_rest_is_looked_at(tmp_path: Path) -> None:
