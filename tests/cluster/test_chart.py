@@ -1,9 +1,13 @@
 """The chart, alone and in production: docs/install.md and docs/upgrade.md word for word."""
 
+import concurrent.futures
 import json
 import shutil
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -12,7 +16,7 @@ import yaml
 
 from muster.nats.auth import cluster_secrets
 from scripts.cluster import layout, tools
-from tests.worlds import manifests, real_cluster, slack
+from tests.worlds import manifests, muster_in_cluster, real_cluster, slack
 from tests.worlds.real_cluster import until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
@@ -43,8 +47,9 @@ def empty(
     with_helm.rest()
 
 
-@pytest.fixture
-def workspace() -> Iterator[slack.Slack]:
+@pytest.fixture(scope="module")
+def workspace(with_helm: real_cluster.Cluster) -> Iterator[slack.Slack]:
+    assert with_helm.node
     with slack.serving() as made:
         yield made
 
@@ -99,10 +104,45 @@ def test_production(empty: tuple[real_cluster.Cluster, Path]) -> None:
     cluster.shell("\n".join(waits), folder)
 
 
-def test_keys_that_nobody_made_are_kept_by_an_upgrade_and_left_by_an_uninstall(
-    empty: tuple[real_cluster.Cluster, Path],
-) -> None:
-    cluster, folder = empty
+@dataclass(frozen=True, slots=True)
+class Installed:
+    """The chart in production, with keys that a Job made; `command` has installed it."""
+
+    cluster: real_cluster.Cluster
+    folder: Path
+    command: str
+
+    @property
+    def context(self) -> str:
+        return self.cluster.good("config", "current-context").strip()
+
+    def muster(self, *words: str, expect: int = 0) -> str:
+        """Run a command of muster with the kubeconfig's context."""
+        return self.cluster.muster("--context", self.context, *words, expect=expect)
+
+    def doctor(self, *words: str) -> dict[str, tuple[str, str]]:
+        """Return the findings of `muster doctor`, with which nothing fails."""
+        report = json.loads(self.muster("doctor", "--json", *words))
+        return {each["check"]: (each["level"], each["text"]) for each in report["findings"]}
+
+    def upgrade(self, **values: object) -> None:
+        """Upgrade with other values."""
+        (self.folder / "more.yaml").write_text(yaml.safe_dump(values))
+        command = self.command.replace("helm install", "helm upgrade")
+        self.cluster.shell(f"{command} -f more.yaml", self.folder)
+
+
+SERVICES: Final = ("gate", "health", "labeler", "notifier")
+TEST: Final = "helm test muster --namespace muster --logs --timeout 5m"
+
+
+@pytest.fixture(scope="module")
+def made(
+    with_helm: real_cluster.Cluster, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Installed]:
+    cluster, folder = with_helm, tmp_path_factory.mktemp("keys")
+    before = cluster.snapshot()
+    (folder / "muster").symlink_to(manifests.ROOT)
     (soft,) = yaml.safe_load(real_cluster.block("install.md", "podAntiAffinity"))["patches"]
     (operation,) = yaml.safe_load(soft["patch"])
     values = yaml.safe_load(real_cluster.block("install.md", "repository: "))
@@ -112,27 +152,139 @@ def test_keys_that_nobody_made_are_kept_by_an_upgrade_and_left_by_an_uninstall(
     values["settings"] = {"notifier": {"group_wait_s": 1}}
     (folder / "values.yaml").write_text(yaml.safe_dump(values))
     cluster.good("apply", "-f", str(folder / "muster/k8s/base/namespace.yaml"))
-    install = real_cluster.block("install.md", "helm install")
-    cluster.shell(install, folder)
+    command = real_cluster.block("install.md", "helm install").strip()
+    cluster.shell(command, folder)
     until(lambda: cluster.allocatable(FUSE) == "20", "the kubelet has the plugin's devices")
+    yield Installed(cluster, folder, command)
+    cluster.shell(real_cluster.block("upgrade.md", "muster uninstall"), folder)
+    assert cluster.snapshot() == before
+
+
+def test_keys_that_nobody_made_are_kept_by_an_upgrade(made: Installed) -> None:
+    cluster = made.cluster
     assert cluster.get("serviceaccount", "muster-keys", "-n", "muster") == {}
-    made = _keys(cluster)
-    assert {name for name, _ in made} == {
+    keys = _keys(cluster)
+    assert {name for name, _ in keys} == {
         str(part) for part in cluster_secrets.Wanted("muster").parts(production=True)
     }
-    cluster.shell(install.replace("helm install", "helm upgrade"), folder)
-    assert _keys(cluster) == made
-    context = cluster.good("config", "current-context").strip()
+    made.upgrade()
+    assert _keys(cluster) == keys
     since = ("--since", "10m", "--no-follow")
-    events = cluster.muster("--context", context, "events", "--type", "plugin.registered", *since)
-    assert FUSE in events
-    tested = cluster.shell("helm test muster --namespace muster --logs --timeout 5m", folder)
+    assert FUSE in made.muster("events", "--type", "plugin.registered", *since)
+    tested = cluster.shell(TEST, made.folder)
     assert f"passed: a pod got {FUSE}: {cluster.node}" in tested
     assert "passed: console got the test alert" in tested
-    cluster.shell("helm uninstall muster --namespace muster --wait", folder)
-    assert _keys(cluster) == made
-    cluster.shell(real_cluster.block("security.md", "get secret muster-keys"), folder)
-    cluster.shell("muster auth accounts", folder)
+
+
+@pytest.mark.parametrize("name", ["muster", "second"])
+def test_a_second_release_is_refused_before_anything_of_it_is_created(
+    made: Installed, name: str
+) -> None:
+    cluster, before = made.cluster, _of_muster(made.cluster)
+    words = ("helm install second muster/k8s/chart/muster", "--namespace default", "-f values.yaml")
+    command = " ".join((*words, f"--set fullnameOverride={name}"))
+    printed = cluster.shell(command, made.folder, expect=1)
+    assert printed.splitlines()[-1] == (
+        "muster is installed already, in the namespace muster (the release muster), and two in "
+        "one cluster would both change its nodes: upgrade that one, or first remove it: "
+        "muster uninstall"
+    )
+    assert _of_muster(cluster) == before
+    assert cluster.shell("helm list --all-namespaces --short", made.folder) == "muster\n"
+
+
+def test_a_receiver_is_added_once_it_has_accepted_a_test_message(
+    made: Installed, workspace: slack.Slack
+) -> None:
+    file = made.folder / "slack-url"
+    file.write_text(f"{workspace.url}-\n")
+    setup = ("notify", "setup", "slack", "--secret-file", str(file))
+    assert made.muster(*setup, expect=1).splitlines()[-2:] == [
+        "muster notify: test message to slack answered: refused (not_found): HTTP 404 no_service",
+        "muster notify: nothing is written; --no-test writes it without a test",
+    ]
+    file.write_text(f"{workspace.url}\n")
+    assert "slack: written to the Secret muster-notifier-receivers" in made.muster(*setup)
+    assert len(_tests(workspace)) == 1
+
+
+def test_while_helm_tests_a_device_that_no_node_has_muster_is_well(
+    made: Installed, workspace: slack.Slack
+) -> None:
+    cluster = made.cluster
+    nowhere = {"name": "example.com/none", "groups": [{"devices": [{"path": "/dev/none"}]}]}
+    made.upgrade(devices=[nowhere])
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        testing = pool.submit(cluster.shell, TEST, made.folder)
+        label = "app.kubernetes.io/name=muster-test-device"
+        asks = ("-n", "muster", "get", "pods", "-l", label, "-o", "name")
+        until(lambda: cluster.good(*asks), "a pod asks for the device")
+        test = ("--context", made.context, "notify", "test", "slack")
+        answered = until(
+            lambda: _accepted(cluster, *test), "the notifier has the receiver", within_s=120
+        )
+        file = made.folder / "muster.tar.gz"
+        findings = made.doctor("--bundle", str(file))
+        tested = testing.result()
+    assert "skipped: no node has example.com/none for a pod: 0/1 nodes are available" in tested
+    assert "got the test alert" in tested
+    assert answered.splitlines()[-1].startswith("answered: taken")
+    assert len(_tests(workspace)) == 2
+    # on a busy machine an answer may be slow
+    assert {level for level, _ in findings.values()} <= {"OK", "WARN"}
+    assert findings["receivers"] == ("OK", "slack (slack)")
+    assert findings["plugins"] == ("OK", "1 on 1 node, all well")
+    content = muster_in_cluster.unpacked(file)
+    secrets = cluster.get("secrets", "", "-n", "muster")["items"]
+    assert {"muster-keys", "muster-notifier-receivers"} <= {s["metadata"]["name"] for s in secrets}
+    assert muster_in_cluster.leaked(content, secrets) == []
+    assert content["muster-doctor/not-included.txt"] == ""
+    services = [pod for part in SERVICES for pod in cluster.pods(f"muster-{part}")]
+    processes = json.loads(content["muster-doctor/versions.json"])["processes"]
+    assert processes.keys() >= {pod["metadata"]["name"] for pod in services}
+    assert len(services) == 8
+
+
+def test_helm_tests_no_device_where_muster_serves_none(made: Installed) -> None:
+    made.upgrade(devices=[], watch={"enabled": True})
+    tested = made.cluster.shell(TEST, made.folder)
+    assert "skipped: devices: muster serves none here" in tested
+    assert "got the test alert" in tested
+    assert "failed" not in tested
+
+
+def test_keys_that_nobody_made_are_left_by_an_uninstall(made: Installed) -> None:
+    cluster, keys = made.cluster, _keys(made.cluster)
+    assert keys
+    cluster.shell("helm uninstall muster --namespace muster --wait", made.folder)
+    assert _keys(cluster) == keys
+    cluster.shell(real_cluster.block("security.md", "get secret muster-keys"), made.folder)
+    cluster.shell("muster auth accounts", made.folder)
+
+
+def _accepted(cluster: real_cluster.Cluster, *words: str) -> str:
+    """Return what a command printed; empty if it failed."""
+    program = str(Path(sys.executable).with_name("muster"))
+    done = subprocess.run(
+        [program, *words], env=cluster.environment, capture_output=True, text=True, check=False
+    )
+    return "" if done.returncode else done.stdout
+
+
+def _tests(workspace: slack.Slack) -> list[slack.Posted]:
+    """Return the test messages of `muster notify` in the channel."""
+    phrase = "this is a test message from muster notify"
+    return [each for each in workspace.channel if phrase in json.dumps(each.message)]
+
+
+def _of_muster(cluster: real_cluster.Cluster) -> set[tuple[str, str, str]]:
+    """Return the kind, namespace and name of what belongs to muster, wherever it is."""
+    kinds = "clusterroles,clusterrolebindings,validatingadmissionpolicies,deployments,jobs,secrets"
+    listed = cluster.get(kinds, "", "--all-namespaces", "-l", real_cluster.PART)["items"]
+    return {
+        (item["kind"], item["metadata"].get("namespace", ""), item["metadata"]["name"])
+        for item in listed
+    }
 
 
 def _keys(cluster: real_cluster.Cluster) -> set[tuple[str, str]]:

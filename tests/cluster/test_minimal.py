@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.worlds import real_cluster, slack
+from tests.worlds import muster_in_cluster, real_cluster, slack
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
@@ -93,3 +93,24 @@ def test_slack_hears_that_the_plugin_of_a_device_in_use_fails(
 ) -> None:
     assert printed
     say(f"kustomize: {slack.tried(cluster, folder, workspace, since=began)}")
+
+
+def test_a_bundle_has_no_value_of_a_secret(
+    cluster: real_cluster.Cluster, folder: Path, printed: str
+) -> None:
+    assert printed
+    context, file = cluster.good("config", "current-context").strip(), folder / "muster.tar.gz"
+    # the plugin was killed, so that it need not be well
+    doctor = f"muster doctor --context {context} --bundle {file} || [ $? = 1 ]"
+    assert f"wrote {file}" in cluster.shell(doctor, folder)
+    content = muster_in_cluster.unpacked(file)
+    secrets = cluster.get("secrets", "", "-n", "muster")["items"]
+    assert {"slack", "muster-nats-admin"} <= {each["metadata"]["name"] for each in secrets}
+    assert muster_in_cluster.leaked(content, secrets) == []
+    names = {name.removeprefix("muster-doctor/") for name in content}
+    (plugin,) = cluster.pods("muster-plugin")
+    assert names >= {
+        *("report.txt", "versions.json", "bus.json", "status.json", "pods.json"),
+        f"logs/{plugin['metadata']['name']}/plugin.previous.log",
+    }
+    assert content["muster-doctor/not-included.txt"] == ""
