@@ -4,6 +4,7 @@ The documented steps fail, and say what is missing; with the class everything st
 After docs/upgrade.md, Uninstall, the cluster is as it was before, its nodes too.
 """
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -53,24 +54,26 @@ def folder(
 
 
 @pytest.fixture(scope="module")
-def without_class(cluster: real_cluster.Cluster, folder: Path) -> tuple[str, str]:
-    """Carry out the steps without a default class; return what they and the diagnosis print."""
+def without_class(cluster: real_cluster.Cluster, folder: Path) -> tuple[str, str, str]:
+    """Carry out the steps without a default class; return what they and the diagnoses print."""
     steps = real_cluster.block("install.md", "kubectl apply -k my-muster")
     with cluster.no_default_storage():
         printed = cluster.shell(steps.replace("--timeout=180s", "--timeout=5s"), folder, expect=1)
         diagnose = real_cluster.block("install.md", "check muster")
         diagnosis = cluster.shell(diagnose, folder, expect=1)
+        context = cluster.good("config", "current-context").strip()
+        report = cluster.muster("doctor", "--json", "--context", context, expect=1)
     # with a default class again, everything starts by itself
     waits = [line for line in steps.splitlines() if "rollout status" in line]
     assert len(waits) == 3
     cluster.shell("\n".join(waits), folder)
-    return printed, diagnosis
+    return printed, diagnosis, report
 
 
 def test_without_a_default_storage_class_the_steps_fail_and_say_what_is_missing(
-    cluster: real_cluster.Cluster, folder: Path, without_class: tuple[str, str]
+    cluster: real_cluster.Cluster, folder: Path, without_class: tuple[str, str, str]
 ) -> None:
-    printed, diagnosis = without_class
+    printed, diagnosis, _ = without_class
     assert printed.splitlines()[-2:] == [
         "Waiting for 1 pods to be ready...",
         "error: timed out waiting for the condition",
@@ -82,8 +85,24 @@ def test_without_a_default_storage_class_the_steps_fail_and_say_what_is_missing(
     assert cluster.shell("muster check muster", folder).count("nothing found") == 1
 
 
+def test_without_a_default_storage_class_the_doctor_names_nats_first(
+    without_class: tuple[str, str, str],
+) -> None:
+    report = json.loads(without_class[2])
+    findings = {each["check"]: (each["level"], each["text"]) for each in report["findings"]}
+    level, text = findings.pop("pods")
+    lacking = "0/1 nodes are available: pod has unbound immediate PersistentVolumeClaims"
+    assert level == "FAIL"
+    assert text.startswith(f"no pod is ready of muster-nats: muster-nats-0 {lacking}")
+    why = "no pod of muster-nats is ready in the namespace muster: muster-nats-0 (Pending)"
+    assert findings["bus"] == ("NOT LOOKED AT", why)
+    assert {level for level, _ in findings.values()} == {"OK", "NOT LOOKED AT"}
+
+
 @pytest.fixture(scope="module")
-def labelled(cluster: real_cluster.Cluster, without_class: tuple[str, str]) -> real_cluster.Cluster:
+def labelled(
+    cluster: real_cluster.Cluster, without_class: tuple[str, str, str]
+) -> real_cluster.Cluster:
     assert without_class
 
     def is_marked() -> bool:
