@@ -19,6 +19,8 @@ from muster.nats.auth import cluster_secrets
 
 _REQUEST_S: Final = 10.0
 _ATTEMPTS: Final = 3
+_LOG_IS_GONE: Final = "unable to retrieve container logs for "
+"""What a kubelet answers, with status 200, if the runtime has removed the container."""
 _ABSENT: Final = 404
 _OWN: Final = {
     Role.READER: "muster auth reader --name NAME --out FILE",
@@ -231,7 +233,10 @@ class Cluster:
         )
         if not answer.is_ok:
             raise _unreachable(answer, f"get pods/log in the namespace {self.namespace}")
-        return answer.body.decode("utf-8", "replace")
+        text = answer.body.decode("utf-8", "replace")
+        if text.startswith(_LOG_IS_GONE) and "\n" not in text.strip():
+            raise Unreachable(text.strip())
+        return text
 
     async def _authority(self, name: str) -> str:
         return (await self._config_map(name, "ca.crt")).strip()

@@ -18,7 +18,7 @@ REMOVED: Final = "(removed)"
 _KNOWN_MIN: Final = 6
 """Shorter values occur in many texts by chance."""
 _WORDS: Final = (
-    r"pass(?:word|wd|phrase)?|pwd|secret|token|credential|authorization|api[-_]?key|access[-_]?key|"
+    r"pass(?!ed\b|es\b|ing\b)(?:word|wd|phrase)?|pwd|secret|token|credential|authorization|api[-_]?key|access[-_]?key|"
     r"routing[-_]?key|service[-_]?key|integration[-_]?key|private|seed|nkey|jwt|cookie|signature|"
     r"creds"
 )

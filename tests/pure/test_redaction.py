@@ -140,6 +140,7 @@ def test_a_long_run_of_characters_is_looked_at_once(run: str) -> None:
         "2026-01-02T03:04:05Z node-a nvidia.com/gpu 8 devices",
         f"see {muster.RUNBOOKS_URL}plugin_down.md",
         "Secret muster-nats-admin",
+        "passed: a pod got smarter-devices/fuse",
         "nats://[::1]:4222",
         "nats://muster-nats-0.muster-nats.muster.svc.cluster.local:4222",
         "tls://muster-nats.muster.svc:4222",

@@ -219,6 +219,7 @@ receivers:
   - {{name: old, webhook: {{url: "https://hooks.example.com/services/{SECRET}"}}}}
   - {{name: pager, pagerduty: {{routing_key: "{SECRET}"}}}}
 """
+GONE: Final = "unable to retrieve container logs for containerd://3a14"
 LOG: Final = f"""
 {{"event":"bus_disconnected","url":"nats://notifier:{SECRET}@muster-nats:4222"}}
 {{"event":"delivery_failed","url":"https://hooks.example.com/services/{SECRET}","status":404}}
@@ -274,7 +275,7 @@ async def with_secrets(world: World) -> None:
         "lastState": {"terminated": ended},
     }
     await world.status("muster-gate-0", {"phase": "Running", "containerStatuses": [container]})
-    world.stand_in.logs["muster-gate-0"] = LOG
+    world.stand_in.logs |= {"muster-gate-0": LOG, "muster-gate-0/previous": GONE}
 
 
 def test_a_bundle_has_what_a_bug_report_needs_and_no_secret(tmp_path: Path) -> None:
@@ -302,10 +303,11 @@ def test_a_bundle_has_what_a_bug_report_needs_and_no_secret(tmp_path: Path) -> N
     names = {name.removeprefix("muster-doctor/") for name in content}
     assert names >= {
         *("report.txt", "report.json", "versions.json", "bus.json", "status.json", "pods.json"),
-        *("logs/muster-gate-0/gate.log", "logs/muster-gate-0/gate.previous.log"),
+        "logs/muster-gate-0/gate.log",
         *("settings/settings/notifier.yaml", "settings/settings/nats.conf", "not-included.txt"),
     }
     assert sorted(content["muster-doctor/not-included.txt"].splitlines()) == [
+        f"logs/muster-gate-0/gate.previous.log: {GONE.removesuffix('3a14')}(removed)",
         *(
             f"settings/{name}: get /api/v1/namespaces/muster/configmaps/{name}: HTTP 404 "
             f'configmaps "{name}" not found'

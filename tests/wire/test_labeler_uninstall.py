@@ -8,13 +8,17 @@ from typing import Any
 
 import pytest
 
+import muster
 from muster_labeler import model
 from tests.worlds import labeler_cluster as clusters
 from tests.worlds.labeler_cluster import GFD, KEY, Cluster, node
 from tests.worlds.real_cluster import until
 
 PART = {"app.kubernetes.io/part-of": "muster"}
-NODES = "remains: nodes still list muster's resources with 0 devices; see docs/upgrade.md"
+NODES = (
+    "remains: nodes may still list muster's resources with 0 devices; see "
+    f"https://muster.dev/v{muster.__version__}/docs/upgrade.md"
+)
 
 
 @pytest.fixture

@@ -215,7 +215,7 @@ class KubernetesApi:
         self.ports: dict[tuple[str, int], httpd.Address] = {}
         """The local addresses of pods' ports, by the pod's name and the port."""
         self.logs: dict[str, str] = {}
-        """The logs of pods, by the pod's name."""
+        """The logs of pods, by the pod's name; of former containers, by `NAME/previous`."""
         self._closing = asyncio.Event()
         self._watches = Watches(
             self._store, bookmark_period_s=bookmark_period_s, closing=self._closing
@@ -298,7 +298,8 @@ class KubernetesApi:
             case "GET" if place.subresource == "portforward":
                 return await port_forward.serve(request, place.name, self.ports)
             case "GET" if place.subresource == "log":
-                return web.Response(text=self.logs.get(place.name, ""))
+                key = place.name + ("/previous" if requests.flag(request, "previous") else "")
+                return web.Response(text=self.logs.get(key, ""))
             case "GET":
                 return httpd.json_response(self._store.get(place))
             case "POST" | "PUT" | "PATCH":

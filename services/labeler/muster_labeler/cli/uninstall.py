@@ -15,7 +15,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from muster import wording
+from muster import RUNBOOKS_URL, wording
 from muster.cli import output
 from muster.kubernetes import api as kubernetes_api
 from muster.kubernetes import objects
@@ -79,7 +79,8 @@ _ENDS_S: Final = 180.0
 _LOOK_S: Final = 0.5
 _ENDED: Final = {"Succeeded", "Failed"}
 _NODES_KEEP: Final = (
-    "remains: nodes still list muster's resources with 0 devices; see docs/upgrade.md"
+    "remains: nodes may still list muster's resources with 0 devices; see "
+    f"{RUNBOOKS_URL.removesuffix('runbooks/')}upgrade.md"
 )
 
 Shape = TypeVar("Shape")
