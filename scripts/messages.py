@@ -145,7 +145,7 @@ def notify(
         alert, state=vocabulary.AlertState.RESOLVED, ends_at=at, evidence=()
     )
     labels = {"kind": str(alert.kind), "node": alert.node}
-    return notifications.create(
+    sent = notifications.create(
         after="",
         receiver="ops",
         group=f'{{}}:{{kind="{alert.kind}",node="{alert.node}"}}',
@@ -156,6 +156,7 @@ def notify(
         send_resolved=True,
         at=at,
     )
+    return message.in_cluster(sent)
 
 
 def _event(alert: alerts.Alert, *, watched: str = "") -> vocabulary.AlertChanged:

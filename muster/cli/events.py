@@ -69,7 +69,7 @@ def print_events(
         except ValueError as error:
             return output.fail("events", str(error))
         except ConnectionError as error:
-            return output.fail("events", ": ".join((str(error), *reasons)), code=1)
+            return output.fail("events", unreached(error, reasons), code=1)
     return 0
 
 
@@ -88,7 +88,13 @@ def run_within(
         except TimeoutError:
             return output.fail(command, f"NATS has not answered for {limit_s:g} s", code=1)
         except ConnectionError as error:
-            return output.fail(command, ": ".join((str(error), *reasons)), code=1)
+            return output.fail(command, unreached(error, reasons), code=1)
+
+
+def unreached(error: ConnectionError, reasons: Sequence[str]) -> str:
+    """Return why NATS was not reached; if nobody named one, how to name a cluster."""
+    text = ": ".join((str(error), *reasons))
+    return f"{text}; {texts.NAME_CLUSTER}" if client.DEFAULT_URL in text else text
 
 
 @asynccontextmanager
@@ -121,7 +127,8 @@ def outages_hidden(
         reasons[:] = [_reason(str(entry["error"]))]
         if waiting:
             problem = f"NATS at {entry['url']} does not answer: {reasons[0]}; waiting for it"
-            output.warn(waiting, problem)
+            is_default = entry["url"] == client.DEFAULT_URL
+            output.warn(waiting, f"{problem}; or {texts.NAME_CLUSTER}" if is_default else problem)
         raise structlog.DropEvent
 
     reasons: list[str] = []

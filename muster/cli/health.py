@@ -36,8 +36,8 @@ _TIMEOUT_S: Final = 5.0
 _STATE_BYTES_MAX: Final = 512 * 1024 * 1024
 """The size limit of a state: several times that of a fleet of 100,000 nodes."""
 _NO_HEALTH: Final = (
-    "no health service runs on this machine as part of `muster up`; name a cluster with "
-    "--context CONTEXT, or the address of a health service with --health or MUSTER_HEALTH_URL"
+    f"no health service runs on this machine as part of `muster up`; {texts.NAME_CLUSTER}, "
+    "or the address of a health service with --health or MUSTER_HEALTH_URL"
 )
 
 

@@ -9,6 +9,9 @@ from muster import escaping
 
 plain = escaping.plain
 
+NAME_CLUSTER: Final = "name a cluster with --context CONTEXT"
+"""What to do if health or NATS is not on this machine."""
+
 _GAP: Final = "  "
 _UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800, "y": 31_536_000}
 _YEAR: Final = timedelta(days=366)

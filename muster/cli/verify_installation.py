@@ -15,6 +15,7 @@ from typing import Final
 
 import msgspec
 
+import muster
 from muster import client, vocabulary
 from muster.kubernetes import api as kubernetes_api
 from muster.kubernetes import installation
@@ -156,14 +157,15 @@ def _example(leader: int) -> vocabulary.AlertChanged:
         # its own group: an alert in the group of an earlier test would wait for group_interval_s
         node=f"{_NAME}-{fingerprint}",
         at=now,
-        plugin="device-plugin",
+        plugin=vocabulary.TEST_PLUGIN,
         kind=vocabulary.AlertKind.STUCK,
         severity=vocabulary.Severity.INFO,
         state=vocabulary.AlertState.FIRING,
         fingerprint=fingerprint,
-        summary="this is a test message from helm test: nothing is wrong",
+        summary="this is a test message from helm test",
         starts_at=now,
         evidence=(vocabulary.Evidence(source="helm", observed="somebody ran helm test"),),
+        runbook=f"{muster.RUNBOOKS_URL}README.md",
         leader=leader,
     )
 

@@ -41,6 +41,7 @@ from muster.vocabulary.facts import (
     PAGES_MAX as PAGES_MAX,
     PLUGINS_MAX as PLUGINS_MAX,
     SCHEMA_VERSION as SCHEMA_VERSION,
+    TEST_PLUGIN as TEST_PLUGIN,
     BeatNode as BeatNode,
     BeatPlugin as BeatPlugin,
     Count as Count,

@@ -20,6 +20,9 @@ PLUGINS_MAX: Final = 8
 FLEET: Final = "_fleet"
 """The node of a fact that does not concern a single node; node names start with [a-z0-9]."""
 
+TEST_PLUGIN: Final = "muster-test"
+"""Stands for the plugin of an alert that tests the way to people: nothing is wrong."""
+
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 Seconds = Annotated[float, msgspec.Meta(ge=0)]
 Text = Annotated[str, msgspec.Meta(max_length=2048)]

@@ -28,6 +28,7 @@ def test_the_defaults_are_alertmanagers_times_and_the_console(tmp_path: Path) ->
         300,
         14_400,
     )
+    assert loaded.resolve_wait_s == 10, "of our own: an end is sent sooner than other changes"
     assert loaded.receivers == (
         receiver_settings.Receiver(name="console", console=receiver_settings.Console()),
     )

@@ -92,10 +92,32 @@ def test_a_message_says_what_where_since_when_why_who_is_hit_and_what_to_do() ->
     ]
 
 
-def test_a_test_message_names_no_impact() -> None:
-    test = msgspec.structs.replace(notification(firing=(alert(),)), is_test=True)
-    words = message.compose(test)
-    assert words.title == "TEST, nothing is wrong: node-a: device-plugin is frozen"
+def test_commands_of_a_message_from_a_cluster_name_a_cluster() -> None:
+    log, named = "muster's log", "muster --context CONTEXT"
+    advice = f"muster dlq list; once the receiver works: muster dlq replay all; see {log}"
+    fires = msgspec.structs.replace(alert(), advice=advice)
+    sent = message.in_cluster(notification(firing=(fires,)))
+    muting = "kind=stuck node=node-a --duration 2h --comment WHY"
+    assert message.compose(sent).body.splitlines()[2:] == [
+        f"what to do: {named} dlq list; once the receiver works: {named} dlq replay all; see {log}",
+        f"look closer: {named} why node-a",
+        f"silence: {named} silence add {muting}",
+    ]
+
+
+@pytest.mark.parametrize("over", [False, True], ids=["fires", "resolved"])
+@pytest.mark.parametrize("by_helm", [False, True], ids=["notify test", "helm test"])
+def test_a_test_message_names_no_impact_and_suggests_nothing(*, by_helm: bool, over: bool) -> None:
+    state = AlertState.RESOLVED if over else AlertState.FIRING
+    subject = alert(state=state, summary="this is a test message")
+    if by_helm:
+        subject = msgspec.structs.replace(subject, plugin=vocabulary.TEST_PLUGIN)
+    sent = notification(firing=() if over else (subject,), resolved=(subject,) if over else ())
+    words = message.compose(msgspec.structs.replace(sent, is_test=not by_helm))
+    ended = "Resolved after 2 min: node-a: " if over else ""
+    assert words.title == f"TEST, nothing is wrong: {ended}this is a test message"
+    assert not any("muster " in line for line in words.text.splitlines())
+    assert words.links == (() if over else ("https://runbooks.example/stuck",))
 
 
 def test_of_several_alerts_the_title_counts_and_the_text_names_each() -> None:

@@ -30,6 +30,7 @@ def route(*texts: str, to: str = "", goes_on: bool = False, **more: object) -> s
 def settings(*given_: schema.Route, **more: object) -> schema.Settings:
     names = "default ops pager team night"
     return schema.Settings(
+        resolve_wait_s=None,  # the end waits for `group_interval_s`, as in Alertmanager
         receivers=tuple(
             receiver_settings.Receiver(name=name, console=receiver_settings.Console())
             for name in names.split()
@@ -388,7 +389,9 @@ def paged() -> schema.Settings:
         receiver_settings.Receiver(name="default", console=receiver_settings.Console()),
         receiver_settings.Receiver(name="pager", pagerduty=key),
     )
-    return schema.Settings(group_by=("node",), repeat_interval_s=3600, receivers=receivers)
+    return schema.Settings(
+        group_by=("node",), resolve_wait_s=None, repeat_interval_s=3600, receivers=receivers
+    )
 
 
 def test_a_pager_is_notified_once_that_somebody_has_silenced_all_of_it() -> None:
@@ -589,7 +592,7 @@ def test_every_label_can_make_a_group_of_its_own() -> None:
 def test_an_alertmanager_gets_each_alert_by_itself_and_the_end_of_what_has_changed() -> None:
     push = receiver_settings.Alertmanager(url="http://am:9093")
     receivers = (receiver_settings.Receiver(name="am", alertmanager=push),)
-    story = Story(schema.Settings(receivers=receivers, group_by=("kind",)))
+    story = Story(schema.Settings(receivers=receivers, group_by=("kind",), resolve_wait_s=None))
     for number in range(300):
         story.says(0, f"{number:x}", "firing", node=f"n{number}", severity="warning")
     story.until(30)

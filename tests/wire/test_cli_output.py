@@ -11,9 +11,9 @@ from typing import TextIO
 import cyclopts
 import pytest
 
-from muster import commands
+from muster import client, commands
 from muster.cli import __main__ as cli
-from muster.cli import output, registry
+from muster.cli import events, output, registry
 from tests.worlds import muster_command
 
 FULL = "muster: standard output: No space left on device\n"
@@ -203,6 +203,16 @@ def test_without_nats_a_command_says_where_it_looked(
         f"muster {arguments[0]}: NATS at {NOWHERE} has not answered for 3 s: Connection refused\n"
     )
     assert done == (1, "", problem)
+
+
+def test_whoever_names_no_nats_and_has_none_here_learns_how_to_name_a_cluster() -> None:
+    here = ConnectionError(f"NATS at {client.DEFAULT_URL} has not answered for 3 s")
+    named = ConnectionError(f"NATS at {NOWHERE} has not answered for 3 s")
+    assert events.unreached(here, ["Connection refused"]) == (
+        "NATS at nats://127.0.0.1:4222 has not answered for 3 s: Connection refused; "
+        "name a cluster with --context CONTEXT"
+    )
+    assert events.unreached(named, []) == "NATS at nats://127.0.0.1:1 has not answered for 3 s"
 
 
 def test_a_command_that_waits_for_nats_says_so() -> None:

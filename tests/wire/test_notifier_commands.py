@@ -126,7 +126,7 @@ def test_a_receiver_is_tested_and_what_it_answered_is_printed(tmp_path: pathlib.
             test = ("notify", "test", "ops", "--config", str(file))
             code, out, _ = await muster("", *test)
             assert code == 0
-            assert "TEST, nothing is wrong: node-example: this is a test message" in out
+            assert "TEST, nothing is wrong: this is a test message" in out
             host = hook.url.removeprefix("http://").rstrip("/")
             assert out.startswith(f"sent:\nPOST {host}\n{{")
             assert out.splitlines()[-1] == "answered: taken: HTTP 200"

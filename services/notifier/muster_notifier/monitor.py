@@ -44,7 +44,7 @@ _NAMES_MAX: Final = 64
 _DEAD_LETTERS: Final = "notifications could not be delivered"
 ADVICE: Final = {
     vocabulary.AlertKind.DEAD_LETTERS: (
-        "run muster dlq list; once the receiver works, run muster dlq replay"
+        "run muster dlq list; once the receiver works, run muster dlq replay all"
     ),
     vocabulary.AlertKind.HEALTH_SILENT: (
         "run muster doctor, then read the log of health's pod; if the pod hangs, restart it"

@@ -6,6 +6,7 @@ from typing import Final
 
 import msgspec
 
+import muster
 from muster import vocabulary
 from muster.cli import output
 from muster_notifier.config import receiver_settings, schema
@@ -90,7 +91,7 @@ def _example(receiver: str, *, at: datetime) -> notifications.Notification:
     alert = vocabulary.AlertChanged(
         node="node-example",
         at=at,
-        plugin="device-plugin",
+        plugin=vocabulary.TEST_PLUGIN,
         kind=vocabulary.AlertKind.STUCK,
         severity=vocabulary.Severity.INFO,
         state=vocabulary.AlertState.FIRING,
@@ -98,6 +99,7 @@ def _example(receiver: str, *, at: datetime) -> notifications.Notification:
         summary="this is a test message from muster notify test",
         starts_at=at,
         evidence=(vocabulary.Evidence(source="muster", observed="somebody requested a test"),),
+        runbook=f"{muster.RUNBOOKS_URL}README.md",
     )
     notification = notifications.create(
         after=at.isoformat(),

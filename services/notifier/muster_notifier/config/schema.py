@@ -163,7 +163,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     group_wait_s: Wait = 30.0
     group_interval_s: Interval = 300.0
     repeat_interval_s: RepeatInterval = 14_400.0
-    resolve_wait_s: Wait | None = None
+    resolve_wait_s: Wait | None = 10.0
+    """How soon the end of a group's last alert is sent; null: with the next changes."""
     default_receivers: tuple[ReceiverName, ...] | None = None
     """Receivers for alerts that match no route; by default all except the owners'."""
     mute_times: tuple[str, ...] = ()

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -20,6 +21,8 @@ from muster_notifier.receivers import (
 )
 from muster_notifier.routing import notifications
 
+_POD_MARK: Final = "KUBERNETES_SERVICE_HOST"
+"""The kubelet sets it in every container."""
 _UNLIMITED_PER_S: Final = 1_000.0
 _SLACK_PER_S: Final = 1.0
 _PAGERDUTY_PER_S: Final = 2.0
@@ -66,12 +69,17 @@ def make(receiver: receiver_settings.Receiver, settings: schema.Settings) -> Sen
 
 
 def _masking(send: results.Send, mask: Callable[[str], str]) -> results.Send:
-    """Return the sender with secrets masked in its results; some servers echo the request."""
+    """Return the sender with secrets masked in its results; some servers echo the request.
+
+    In a cluster, the commands of its messages name a cluster.
+    """
+    in_cluster = _POD_MARK in os.environ
 
     async def masked(
         notification: notifications.Notification, data: Mapping[str, str]
     ) -> results.Result:
-        result = await send(notification, data)
+        shown = message.in_cluster(notification) if in_cluster else notification
+        result = await send(shown, data)
         return dataclasses.replace(result, detail=mask(result.detail))
 
     return masked

@@ -62,16 +62,24 @@ def title(notification: notifications.Notification) -> str:
         counts = [f"{count} firing"] if count else []
         counts += [f"{ended} resolved"] if ended else []
         return line(f"{notification.group}: {', '.join(counts) or 'nothing fires'}")
+    if is_test(notification) and count:
+        return line(shown[0].summary)
     if not count:
         return line(f"Resolved after {lasted(notification)}: {_what(shown, ended)}")
-    if notification.is_test:
-        return line(_what(shown, count))
     text = _fitting(shown, count, _impact(notification))
     if notification.reason is NotificationReason.ACKNOWLEDGED:
         text = f"Silenced: {text}"
     if notification.reason is NotificationReason.REPEAT:
         text += f" (for {lasted(notification)})"
     return line(f"{text} ({ended} resolved)" if ended else text)
+
+
+def is_test(notification: notifications.Notification) -> bool:
+    """Return whether nothing is wrong: somebody tests a receiver, or runs `helm test`."""
+    shown = notification.firing or notification.resolved
+    return notification.is_test or (
+        bool(shown) and all(alert.plugin == vocabulary.TEST_PLUGIN for alert in shown)
+    )
 
 
 def what_and_reason(alert: vocabulary.AlertChanged) -> tuple[str, str]:

@@ -110,7 +110,7 @@ def _event(
     fires = alert.state is vocabulary.AlertState.FIRING
     at = notification.at.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
     word = "".join(part.capitalize() for part in alert.kind.split("_"))
-    test = message.TEST if notification.is_test else ""
+    test = message.TEST if headline.is_test(notification) else ""
     return {
         "apiVersion": "events.k8s.io/v1",
         "kind": "Event",

@@ -34,6 +34,7 @@ _BODY_MAX: Final = TEXT_MAX - _LINKS_MAX * (headline.LINE_MAX + 20)
 _ALL: Final = 10_000
 _NOTHING: Final = receiver_settings.Templates()
 _LINK: Final = re.compile(r"https?://[^\s<>|\"']+")
+_COMMAND: Final = re.compile(r"\bmuster (?=(?:dlq|doctor|events|silence|status|why)\b)")
 _LABEL_VALUE: Final = re.compile(r"[A-Za-z0-9][-A-Za-z0-9_./]*")
 _WEIGHTS: Final = {"kubernetes": 0, "probe": 1, "agent": 2, "heartbeat": 3, "health": 9}
 _WEIGHT: Final = 5
@@ -73,7 +74,7 @@ def compose(
     built_in = headline.title(notification)
     facts = {**_facts(notification), "title": built_in, "alerts": ""}
     head = headline.line(_filled("title", templates.title, facts, problems) or built_in)
-    head = head if not notification.is_test else headline.line(TEST + head)
+    head = headline.line(TEST + head) if headline.is_test(notification) else head
     facts |= {"title": head, "alerts": "\n".join(_alerts(notification, templates, problems))}
     body = _filled("text", templates.text, facts, problems)
     links: tuple[str, ...] = ()
@@ -83,6 +84,26 @@ def compose(
     if problems:
         body += f"\n(a template could not be used: {headline.line('; '.join(problems))})"
     return Message(title=head, body=headline.cut(body, _BODY_MAX), links=links)
+
+
+def in_cluster(notification: notifications.Notification) -> notifications.Notification:
+    """Return a notification whose commands name a cluster: they are typed outside of it."""
+    return msgspec.structs.replace(
+        notification,
+        in_cluster=True,
+        firing=tuple(map(_with_context, notification.firing)),
+        resolved=tuple(map(_with_context, notification.resolved)),
+    )
+
+
+def _with_context(alert: vocabulary.AlertChanged) -> vocabulary.AlertChanged:
+    advice = _COMMAND.sub("muster --context CONTEXT ", alert.advice)
+    return alert if advice == alert.advice else msgspec.structs.replace(alert, advice=advice)
+
+
+def _command(notification: notifications.Notification, command: str) -> str:
+    context = "muster --context CONTEXT "
+    return _COMMAND.sub(context, command) if notification.in_cluster else command
 
 
 def inert(notification: notifications.Notification) -> notifications.Notification:
@@ -128,7 +149,9 @@ def runbooks(notification: notifications.Notification) -> list[str]:
 def look_closer(notification: notifications.Notification) -> str:
     """Return the command that shows more details; empty if there is no such command."""
     nodes = sorted({alert.node for alert in notification.firing} - {vocabulary.FLEET})
-    return f"muster why {nodes[0]}" if nodes else ""
+    if headline.is_test(notification) or not nodes:
+        return ""
+    return _command(notification, f"muster why {nodes[0]}")
 
 
 def problems_of(templates: receiver_settings.Templates) -> list[str]:
@@ -150,10 +173,12 @@ def silence(notification: notifications.Notification) -> str:
     labels = notification.labels
     if not (notification.firing and labels) or labels.get("node") == vocabulary.FLEET:
         return ""
+    if headline.is_test(notification):
+        return ""
     if not all(map(_LABEL_VALUE.fullmatch, labels.values())):
         return ""
     matchers = " ".join(f"{name}={value}" for name, value in sorted(labels.items()))
-    return f"muster silence add {matchers} --duration 2h --comment WHY"
+    return _command(notification, f"muster silence add {matchers} --duration 2h --comment WHY")
 
 
 def is_link(text: str) -> bool:

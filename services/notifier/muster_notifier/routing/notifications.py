@@ -56,6 +56,8 @@ class Notification(msgspec.Struct, frozen=True, kw_only=True):
     pods_of: dict[str, int] = {}
     why: str = ""
     is_test: bool = False
+    in_cluster: bool = False
+    """Whether commands in its text must name a cluster: the notifier runs in one."""
 
     def __post_init__(self) -> None:
         """Refuse a time without a time zone, or with a year out of range."""
