@@ -128,6 +128,8 @@ class Service(msgspec.Struct, frozen=True, kw_only=True):
     publishing_problem: str = msgspec.field(default="", name="telling")
     notified: str = ""
     """Why alerts may reach nobody."""
+    notifier_alerts: tuple[Alert, ...] = ()
+    """The alerts that the notifier itself raises."""
     cluster: str | dict[str, str] = ""
 
 
@@ -142,7 +144,9 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     def alerts(self) -> list[Alert]:
         """Return all firing alerts, the most urgent first, then the oldest."""
         of_plugins = (alert for plugin in self.plugins for alert in plugin.alerts)
-        return sorted([*self.fleet.alerts, *of_plugins], key=_urgency)
+        return sorted(
+            [*self.fleet.alerts, *self.service.notifier_alerts, *of_plugins], key=_urgency
+        )
 
 
 def decode(body: bytes) -> State:

@@ -244,12 +244,14 @@ class ReceiversConfigured(facts.Event, frozen=True, kw_only=True):
     """The receivers (name and kind) of the leading notifier, which publishes them periodically.
 
     `refused` are the names of receivers that it skips because their settings are unusable.
+    `alerts` are its own alerts that fire: it may not publish alerts as health does.
     """
 
     TYPE = "receivers.configured"
     SUBJECT = "muster.notification.{node}.receivers.configured"
     receivers: Mapping[str, str]
     refused: tuple[str, ...] = ()
+    alerts: tuple[AlertChanged, ...] = ()
     interval_s: Annotated[float, msgspec.Meta(gt=0, le=3600)]
 
 

@@ -60,6 +60,28 @@ def test_status_shows_it_as_a_note() -> None:
     )
 
 
+def test_the_notifiers_own_alerts_are_in_status_until_it_falls_silent() -> None:
+    alert = vocabulary.AlertChanged(
+        node=vocabulary.FLEET,
+        at=T0,
+        plugin="notifier",
+        kind=vocabulary.AlertKind.DEAD_LETTERS,
+        severity=vocabulary.Severity.CRITICAL,
+        state=vocabulary.AlertState.FIRING,
+        fingerprint="0" * 16,
+        summary="notifications could not be delivered",
+        starts_at=T0,
+    )
+    known = notified.Notified(began_at=100.0)
+    known.observe(msgspec.structs.replace(announced(ops="slack"), alerts=(alert,)), 110.0)
+    assert [known.alerts(now) for now in (290.0, 291.0)] == [(alert,), ()]
+    service = {"leads": 1, "notifier_alerts": known.alerts(120.0)}
+    state = status.decode(msgspec.json.encode({"plugins": [], "fleet": {}, "service": service}))
+    lines = status.lines(state, source="here", everything=False)
+    assert "alerts    1 firing" in lines
+    assert lines[-1].endswith("critical  dead_letters  notifications could not be delivered")
+
+
 def test_receivers_that_the_notifier_leaves_out_are_named() -> None:
     known = notified.Notified(began_at=100.0)
     known.observe(msgspec.structs.replace(announced(ops="slack"), refused=("a", "b")), 110.0)

@@ -272,6 +272,7 @@ def _state(parts: _Parts) -> probes.Answer:
             "advisories": parts.monitor.problem or "received",
             "telling": outgoing.problem() or "",
             "notified": parts.receivers.problem(now),
+            "notifier_alerts": parts.receivers.alerts(now),
             "cluster": cluster.problems | (reader.problems if reader else {})
             if cluster
             else "no Kubernetes API is configured",

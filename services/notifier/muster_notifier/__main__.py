@@ -248,7 +248,12 @@ class _Notifier:
             tasks.create_task(self._follow_silences(follower))
             tasks.create_task(self._read_clock())
             tasks.create_task(
-                monitor.announce(self._bus.publish, _kinds(self._settings), refused=self._refused)
+                monitor.announce(
+                    self._bus.publish,
+                    _kinds(self._settings),
+                    self._own_alerts,
+                    refused=self._refused,
+                )
             )
             tasks.create_task(self._own_alerts.watch_dead_letters(self._dead_letters))
             if self._owners is not None:
@@ -266,6 +271,7 @@ class _Notifier:
 
     async def _restore(self) -> None:
         entries = await self._dispatcher.restore()
+        self._own_alerts.restore(entries)
         pending = await self._dispatcher.pending()
         for event in await consumers.newest(self._bus.link, streams.ALERTS, _VERDICTS):
             assert isinstance(event.data, vocabulary.VerdictChanged), "only verdicts were read"

@@ -22,20 +22,22 @@ newest leader has been silent for a whole deadline (if the lock's bucket was los
 """
 
 import asyncio
+import contextlib
 import hashlib
 import itertools
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
 
 import prometheus_client
 
-from muster import codec, http, vocabulary
+from muster import codec, http, vocabulary, wording
 from muster.service import logs, metrics
 from muster_notifier.config import receiver_settings
 from muster_notifier.delivery import dead_letters
 from muster_notifier.receivers import endpoint, results
+from muster_notifier.routing import notifications
 
 PLUGIN = "notifier"
 _COUNT_S: Final = 10.0
@@ -190,18 +192,43 @@ class OwnAlerts:
         self._runbook_url = runbook_url
         self._count = itertools.count(1)
         self._since: dict[vocabulary.AlertKind, datetime] = {}
+        self._last: dict[vocabulary.AlertKind, vocabulary.AlertChanged] = {}
+        self._changed = asyncio.Event()
+
+    @property
+    def firing(self) -> tuple[vocabulary.AlertChanged, ...]:
+        """The alerts that fire."""
+        alerts = self._last.values()
+        return tuple(each for each in alerts if each.state is vocabulary.AlertState.FIRING)
+
+    async def wait_for_change(self, timeout_s: float) -> None:
+        """Wait until an alert begins, changes or ends, but not longer than the timeout."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._changed.wait()
+        self._changed.clear()
+
+    def restore(self, entries: Iterable[notifications.LedgerEntry]) -> None:
+        """Restore when the alerts began that a former process has notified people of."""
+        for entry in entries:
+            for kind in ADVICE:
+                if entry.firing == (_fingerprint(kind),) and entry.starts_at is not None:
+                    self._since[kind] = min(entry.starts_at, self._since.get(kind, entry.starts_at))
 
     async def watch_dead_letters(self, subjects: Callable[[], Awaitable[list[str]]]) -> None:
         """Raise an alert while there are dead letters (other than about this alert), forever."""
-        kind = vocabulary.AlertKind.DEAD_LETTERS
         while True:
-            dead = await subjects()
-            _DEAD.set(len(dead))
-            count = sum(1 for subject in dead if not dead_letters.is_about_dead(subject))
-            summary = _DEAD_LETTERS if count else "all notifications are delivered"
-            observed = f"{count or 'no'} dead letters"
-            await self._report(kind, summary, observed, fires=count > 0)
+            await self.count_dead_letters(await subjects(), at=datetime.now(UTC))
             await asyncio.sleep(_COUNT_S)
+
+    async def count_dead_letters(self, dead: Sequence[str], *, at: datetime) -> None:
+        """Raise or resolve the alert about dead letters, by their subjects."""
+        _DEAD.set(len(dead))
+        count = sum(1 for subject in dead if not dead_letters.is_about_dead(subject))
+        summary = _DEAD_LETTERS if count else "all notifications are delivered"
+        observed = wording.counted(count, "dead letter") if count else "no dead letters"
+        kind = vocabulary.AlertKind.DEAD_LETTERS
+        await self._report(kind, summary, observed, fires=count > 0, at=at)
 
     async def on_watchdog(self, output: Output) -> None:
         """Raise an alert when health is silent, and resolve it when health ticks again."""
@@ -210,7 +237,7 @@ class OwnAlerts:
                 leader = f", the last leader was {holder}" if holder else ""
                 observed = f"no watchdog tick for {seconds:.0f} s{leader}"
                 kind = vocabulary.AlertKind.HEALTH_SILENT
-                await self._report(kind, _SILENT, observed, fires=True)
+                await self._report(kind, _SILENT, observed, fires=True, at=datetime.now(UTC))
             case Recovered(seconds=seconds, holder=holder):
                 await self.health_recovered(
                     f"{holder} sends watchdog ticks again after {seconds:.0f} s"
@@ -219,12 +246,30 @@ class OwnAlerts:
     async def health_recovered(self, observed: str) -> None:
         """Resolve the alert about health's silence, even if an earlier process raised it."""
         kind = vocabulary.AlertKind.HEALTH_SILENT
-        await self._report(kind, "the health service is back", observed, fires=False)
+        await self._report(
+            kind, "the health service is back", observed, fires=False, at=datetime.now(UTC)
+        )
 
     async def _report(
-        self, kind: vocabulary.AlertKind, summary: str, observed: str, *, fires: bool
+        self,
+        kind: vocabulary.AlertKind,
+        summary: str,
+        observed: str,
+        *,
+        fires: bool,
+        at: datetime,
     ) -> None:
-        await self._emit(self.alert(kind, summary, observed, fires=fires, at=datetime.now(UTC)))
+        """Emit an alert if anything about it has changed; its end is emitted only once."""
+        event = self.alert(kind, summary, observed, fires=fires, at=at)
+        assert isinstance(event.data, vocabulary.AlertChanged), "that is what `alert` makes"
+        last = self._last.get(kind)
+        if last is not None and last.state is event.data.state:
+            is_news = fires and last.evidence != event.data.evidence
+            if not is_news:
+                return
+        self._last[kind] = event.data
+        self._changed.set()
+        await self._emit(event)
 
     def alert(
         self,
@@ -245,7 +290,7 @@ class OwnAlerts:
             kind=kind,
             severity=vocabulary.Severity.CRITICAL,
             state=vocabulary.AlertState.FIRING if fires else vocabulary.AlertState.RESOLVED,
-            fingerprint=hashlib.sha256(f"{PLUGIN}|{kind}".encode()).hexdigest()[:16],
+            fingerprint=_fingerprint(kind),
             summary=summary,
             starts_at=since,
             ends_at=None if fires else at,
@@ -263,6 +308,10 @@ class OwnAlerts:
             boot="",
             data=alert,
         )
+
+
+def _fingerprint(kind: vocabulary.AlertKind) -> str:
+    return hashlib.sha256(f"{PLUGIN}|{kind}".encode()).hexdigest()[:16]
 
 
 def count_receivers(kinds: Mapping[str, str]) -> None:
@@ -285,20 +334,22 @@ def log_refused(refused: Mapping[str, str]) -> None:
 async def announce(
     publish: Callable[[vocabulary.Event], Awaitable[object]],
     kinds: Mapping[str, str],
+    own_alerts: OwnAlerts,
     *,
     refused: Sequence[str] = (),
 ) -> None:
-    """Publish the receivers periodically, so that other services can report if there are none."""
+    """Publish the receivers and our firing alerts periodically, and after each change."""
     while True:
         event = vocabulary.ReceiversConfigured(
             node=vocabulary.FLEET,
             at=datetime.now(UTC),
             receivers=kinds,
             refused=tuple(refused[:_NAMES_MAX]),
+            alerts=own_alerts.firing,
             interval_s=_ANNOUNCE_S,
         )
         await publish(event)
-        await asyncio.sleep(_ANNOUNCE_S)
+        await own_alerts.wait_for_change(_ANNOUNCE_S)
 
 
 async def ping(to: endpoint.Endpoint, *, interval_s: float, alive: Callable[[], bool]) -> None:

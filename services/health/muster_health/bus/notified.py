@@ -1,4 +1,4 @@
-"""Adapter: tracks the notifier's receivers, so that `muster status` can warn if there are none.
+"""Adapter: tracks the notifier's receivers and its own alerts, which `muster status` shows.
 
 The leading notifier publishes them every minute; alerts do not depend on it.
 """
@@ -26,6 +26,7 @@ class Notified:
         """Begin without receivers; `began_at` is when this process began, in monotonic seconds."""
         self._receivers: Mapping[str, str] | None = None
         self._refused: tuple[str, ...] = ()
+        self._alerts: tuple[vocabulary.AlertChanged, ...] = ()
         self._due = began_at + _PATIENCE_S
 
     async def receive(self, message: connection.Message) -> None:
@@ -41,7 +42,12 @@ class Notified:
     def observe(self, event: vocabulary.ReceiversConfigured, now: float) -> None:
         """Record the receivers, and the time by which the notifier must list them again."""
         self._receivers, self._refused = event.receivers, event.refused
+        self._alerts = event.alerts
         self._due = now + max(_PATIENCE_S, _INTERVALS * event.interval_s)
+
+    def alerts(self, now: float) -> tuple[vocabulary.AlertChanged, ...]:
+        """Return the notifier's own firing alerts; none if it has been silent for too long."""
+        return () if now > self._due else self._alerts
 
     def problem(self, now: float) -> str:
         """Return why nobody may be notified; empty if somebody is, or it is too early to know."""

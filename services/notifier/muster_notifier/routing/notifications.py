@@ -196,6 +196,7 @@ class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True):
 
     `at` is when the notification was decided; after a restart, the group's timers continue from
     there. `data` is needed to send more about the same group, such as the message to edit.
+    `starts_at` is when the first of the firing alerts began.
     """
 
     receiver: Annotated[str, msgspec.Meta(min_length=1)]
@@ -207,6 +208,7 @@ class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     attempts: vocabulary.Count
     data: dict[str, str] = {}
+    starts_at: Time | None = None
 
     def __post_init__(self) -> None:
         """Refuse a time without a time zone, or with a year out of range."""
@@ -230,6 +232,7 @@ def entry_of(
         id=notification.id,
         attempts=attempts,
         data=dict(data or {}),
+        starts_at=min((alert.starts_at for alert in notification.firing), default=None),
     )
 
 
