@@ -58,7 +58,11 @@ _EVIDENCE: Final[Mapping[AlertKind, tuple[tuple[str, str], ...]]] = {
     AlertKind.PLUGIN_DOWN: (
         _SILENT,
         ("probe", "nobody is subscribed to the plugin's subject"),
-        ("kubernetes", "pod muster-plugin-x7k2p Running, not Ready, CrashLoopBackOff, 4 restarts"),
+        (
+            "kubernetes",
+            "pod muster-plugin-x7k2p Running, not Ready, CrashLoopBackOff, 4 restarts, "
+            "last exit code 137 (OOMKilled) at 2026-01-01T03:11:58Z",
+        ),
         ("kubernetes", "nvidia.com/gpu allocatable 0 of 8"),
     ),
     AlertKind.STUCK: (

@@ -109,7 +109,17 @@ def test_the_facts_about_a_plugins_pod() -> None:
                 "phase": "Running",
                 "conditions": [{"type": "Ready", "status": "False"}],
                 "containerStatuses": [
-                    {"restartCount": 2, "state": {"running": {}}},
+                    {
+                        "restartCount": 2,
+                        "state": {"running": {}},
+                        "lastState": {
+                            "terminated": {
+                                "exitCode": 137,
+                                "reason": "OOMKilled",
+                                "finishedAt": "2026-01-01T12:00:00Z",
+                            }
+                        },
+                    },
                     {"restartCount": 3, "state": {"waiting": {"reason": "CrashLoopBackOff"}}},
                 ],
             },
@@ -122,6 +132,7 @@ def test_the_facts_about_a_plugins_pod() -> None:
         ready=False,
         restarts=5,
         waiting="CrashLoopBackOff",
+        last_exit="exit code 137 (OOMKilled) at 2026-01-01T12:00:00Z",
         revision="r1",
         current="r2",
     )

@@ -306,7 +306,9 @@ def test_a_node_that_closed_a_connection_was_alive_to_do_so() -> None:
 
 
 def test_evidence_names_its_source() -> None:
-    what = cluster_facts(pods=pod(ready=False, restarts=3, waiting="CrashLoopBackOff"))
+    last = "exit code 1 (Error)"
+    crashed = pod(ready=False, restarts=3, waiting="CrashLoopBackOff", last_exit=last)
+    what = cluster_facts(pods=crashed)
     reached = diagnosis.diagnose(scene(cluster=what, connections=link("Client Closed")), SETTINGS)
 
     assert reached is not None
@@ -317,7 +319,8 @@ def test_evidence_names_its_source() -> None:
         ("kubernetes", "node lease renewed 4 s ago; node Ready"),
         (
             "kubernetes",
-            "pod muster/plugin-x Running, not Ready, CrashLoopBackOff, 3 restarts",
+            "pod muster/plugin-x Running, not Ready, CrashLoopBackOff, 3 restarts, last "
+            "exit code 1 (Error)",
         ),
         ("kubernetes", "nvidia.com/gpu allocatable 8 of 8"),
     ]

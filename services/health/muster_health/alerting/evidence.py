@@ -121,7 +121,9 @@ def _pod(pod: signals.Pod) -> str:
     if pod.waiting:
         parts.append(pod.waiting)
     if pod.restarts:
-        parts.append(f"{pod.restarts} restarts")
+        parts.append(wording.counted(pod.restarts, "restart"))
+    if pod.last_exit:
+        parts.append(f"last {pod.last_exit}")
     if pod.deleting:
         parts.append("being deleted")
     if pod.is_outdated:

@@ -16,6 +16,7 @@ REVISION: Final = "controller-revision-hash"
 
 _GENERATION_ANNOTATION: Final = "deprecated.daemonset.template.generation"
 _OFFERS_MAX: Final = 64
+_REASON_MAX: Final = 40
 _KUBELET: Final = "/kubelet"
 """The last part of the kubelet's directory, which k0s and others do not place below /var/lib."""
 _DEVICE_PLUGINS: Final = f"{_KUBELET}/device-plugins"
@@ -94,9 +95,22 @@ def pod(shape: objects.Pod, *, current_revision: str) -> signals.Pod:
         restarts=sum(container.restart_count for container in shape.container_statuses),
         deleting=shape.metadata.is_being_deleted,
         waiting=waiting[0] if waiting else "",
+        last_exit=_last_exit(shape.container_statuses),
         revision=shape.labels.get(REVISION, ""),
         current=current_revision,
     )
+
+
+def _last_exit(statuses: Sequence[objects.ContainerStatus]) -> str:
+    """Return how a container last ended; empty if none has, or if the kubelet does not say."""
+    states = [state for status in statuses for state in (status.state, status.last_state) if state]
+    ends = [state.terminated for state in states if state.terminated]
+    end = max(ends, key=lambda ended: ended.finished_at or "", default=None)
+    if end is None or end.exit_code is None:
+        return ""
+    reason = f" ({end.reason[:_REASON_MAX]})" if end.reason else ""
+    at = f" at {end.finished_at[:_REASON_MAX]}" if end.finished_at else ""
+    return f"exit code {end.exit_code}{reason}{at}"
 
 
 def watched_pods(

@@ -259,8 +259,11 @@ def summary_of(kind: AlertKind, *, node: str, plugin: str, resources: tuple[str,
     """Return a description of a plugin's problem, in one line."""
     those = ", ".join(resources[:4]) + (", ..." if len(resources) > 4 else "")  # noqa: PLR2004  # one line
     template = _SUMMARY.get(kind, "{plugin} on {node}: {kind}")
+    named = f"{plugin} ({resources[0]})" if len(resources) == 1 else plugin
     kind_words = kind.replace("_", " ")
-    summary = template.format(plugin=plugin, node=node, kind=kind_words, what=those or plugin)
+    summary = template.format(
+        plugin=plugin, named=named, node=node, kind=kind_words, what=those or plugin
+    )
     return f"{summary}: {those}" if kind is AlertKind.MISMATCH and those else summary
 
 
@@ -278,8 +281,8 @@ def advice_of(kind: AlertKind) -> str:
 
 _WATCHED: Final = "watched_plugin"
 _SUMMARY: Final = {
-    AlertKind.PLUGIN_DOWN: "{plugin} on {node} is down",
-    AlertKind.STUCK: "{plugin} on {node} is stuck: it is running but does not work",
+    AlertKind.PLUGIN_DOWN: "{named} on {node} is down",
+    AlertKind.STUCK: "{named} on {node} is stuck: it is running but does not work",
     AlertKind.DEREGISTERED: "{what} on {node} is not registered with the kubelet",
     AlertKind.MAINTENANCE_OVERDUE: "{plugin} on {node} is overdue: it stopped as planned",
     AlertKind.NODE_DOWN: "node {node} is down, and {plugin} with it",

@@ -26,7 +26,8 @@ class Planned(enum.StrEnum):
 class Pod:
     """A pod of the plugin: `name` is `namespace/name`, `waiting` why a container is not running.
 
-    `revision` is its `controller-revision-hash`; `current` is its DaemonSet's newest one.
+    `last_exit` is how a container last ended: `exit code 137 (OOMKilled) at 2026-...Z`. `revision`
+    is its `controller-revision-hash`; `current` is its DaemonSet's newest one.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Pod:
     restarts: int = 0
     deleting: bool = False
     waiting: str = ""
+    last_exit: str = ""
     revision: str = ""
     current: str = ""
     age_s: float | None = None

@@ -4,6 +4,7 @@ These three are in the first 100 characters of a firing alert's title. The reaso
 text: what health concluded, or what a plugin or driver reported.
 """
 
+import re
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Final
@@ -46,6 +47,8 @@ _IMPACTS: Final = {
     AlertKind.DEAD_LETTERS: ("somebody was not notified of a problem",) * 2,
 }
 """The impact if pods hold the devices, and if no pods do or the pods are unknown."""
+_RESOURCE: Final = re.compile(r" \([^() /]+/[^() ]+\)")
+"""The resource that a summary names beside its plugin."""
 _ID_MAX: Final = 13
 _WHAT_MIN: Final = 40
 _MINUTE_S: Final = 60
@@ -174,6 +177,8 @@ def _fitting(shown: Sequence[vocabulary.AlertChanged], count: int, effect: str) 
             what = what.replace(device, cut(device, _ID_MAX))
     if len(what) > space:
         what = what.replace(first.node, first.node.partition(".")[0])
+    if len(what) > space:
+        what = _RESOURCE.sub("", what)
     return f"{cut(what, space)}; {effect}"
 
 
