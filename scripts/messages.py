@@ -48,6 +48,10 @@ _RESOURCES: Final = ("nvidia.com/gpu",)
 
 _SILENT: Final = ("heartbeat", "none for 6.5 s, 6.5 intervals of 1 s")
 _POD_RUNS: Final = ("kubernetes", "pod muster-plugin-x7k2p Running, Ready")
+_CRASHED: Final = (
+    "pod muster-plugin-x7k2p Running, not Ready, CrashLoopBackOff, 4 restarts, "
+    "last exit code 137 (OOMKilled) at 2026-01-01T03:11:58Z"
+)
 _NODE_READY: Final = ("kubernetes", "node lease renewed 3 s ago; node Ready")
 _REFUSED: Final = (
     "nvidia.com/gpu: kubelet refuses registration (UNAVAILABLE: failed to connect to all addresses;"
@@ -58,11 +62,7 @@ _EVIDENCE: Final[Mapping[AlertKind, tuple[tuple[str, str], ...]]] = {
     AlertKind.PLUGIN_DOWN: (
         _SILENT,
         ("probe", "nobody is subscribed to the plugin's subject"),
-        (
-            "kubernetes",
-            "pod muster-plugin-x7k2p Running, not Ready, CrashLoopBackOff, 4 restarts, "
-            "last exit code 137 (OOMKilled) at 2026-01-01T03:11:58Z",
-        ),
+        ("kubernetes", _CRASHED),
         ("kubernetes", "nvidia.com/gpu allocatable 0 of 8"),
     ),
     AlertKind.STUCK: (

@@ -319,8 +319,7 @@ def test_evidence_names_its_source() -> None:
         ("kubernetes", "node lease renewed 4 s ago; node Ready"),
         (
             "kubernetes",
-            "pod muster/plugin-x Running, not Ready, CrashLoopBackOff, 3 restarts, last "
-            "exit code 1 (Error)",
+            f"pod muster/plugin-x Running, not Ready, CrashLoopBackOff, 3 restarts, last {last}",
         ),
         ("kubernetes", "nvidia.com/gpu allocatable 8 of 8"),
     ]
