@@ -202,7 +202,7 @@ def test_a_plugin_that_fails_again_and_again_has_one_alert_that_says_so() -> Non
     down = (AlertKind.PLUGIN_DOWN, FIRING, CRITICAL)
     over = (AlertKind.PLUGIN_DOWN, RESOLVED, CRITICAL, False)
     assert changes(world) == [(*down, False), over, (*down, False), (*down, True)]
-    assert last(world).summary == "p on a is down; it fails again and again"
+    assert last(world).summary == "p (nvidia.com/gpu) on a is down; it fails again and again"
     assert last(world).evidence[0].observed == "failed 3 times within 1.66667 min"
     world.run(60.0)
     assert (world.alerts(), world.story("a")[-1]) == ([], (AlertKind.PLUGIN_DOWN, RESOLVED))

@@ -152,7 +152,10 @@ def test_a_node_that_fell_silent_is_shown_with_its_evidence_and_changes(tmp_path
             changes = [line[23:] for line in out.partition("last changes")[2].splitlines()[1:]]
             fell = f"verdict {PLUGIN}: HEALTHY -> PLUGIN_DOWN (silent_and_nobody_listens) heartbeat"
             assert [change for change in changes if change.startswith(fell)]
-            assert f"alert firing critical plugin_down: {PLUGIN} on node.b is down" in changes
+            assert (
+                f"alert firing critical plugin_down: {PLUGIN} (nvidia.com/gpu) on node.b is down"
+                in changes
+            )
 
             options = ("why", "node.b", "--json", "--health", f"{health}/state", "--url", url)
             code, out, errors = await asyncio.to_thread(muster, tmp_path, *options)
@@ -189,7 +192,9 @@ def test_what_health_or_nats_has_is_shown_when_the_other_is_unavailable(tmp_path
             no_health = ("why", "a", "--url", url, "--health", "http://127.0.0.1:1")
             code, out, errors = await asyncio.to_thread(muster, tmp_path, *no_health)
             assert code == 1
-            assert f"alert firing critical plugin_down: {PLUGIN} on a is down" in out
+            assert (
+                f"alert firing critical plugin_down: {PLUGIN} (nvidia.com/gpu) on a is down" in out
+            )
             assert errors == (
                 "muster why: health does not answer: http://127.0.0.1:1/state: Connection refused\n"
             )

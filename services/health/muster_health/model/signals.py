@@ -24,11 +24,7 @@ class Planned(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pod:
-    """A pod of the plugin: `name` is `namespace/name`, `waiting` why a container is not running.
-
-    `last_exit` is how a container last ended: `exit code 137 (OOMKilled) at 2026-...Z`. `revision`
-    is its `controller-revision-hash`; `current` is its DaemonSet's newest one.
-    """
+    """A pod of the plugin, as `namespace/name`; why a container waits, and how one last ended."""
 
     name: str
     uid: str
@@ -40,6 +36,7 @@ class Pod:
     last_exit: str = ""
     revision: str = ""
     current: str = ""
+    """The newest revision of its DaemonSet."""
     age_s: float | None = None
 
     @property
