@@ -68,6 +68,7 @@ class Plugin(msgspec.Struct, frozen=True, kw_only=True):
     since: datetime | None = None
     rule: str = ""
     evidence: tuple[Evidence, ...] = ()
+    evidence_age_s: float | None = None
     instance: str = ""
     interval_s: float = 0.0
     beat_age_s: float | None = None
@@ -76,6 +77,8 @@ class Plugin(msgspec.Struct, frozen=True, kw_only=True):
     is_suspended: bool = msgspec.field(default=False, name="frozen")
     resources: tuple[str, ...] = ()
     devices: dict[str, int] = msgspec.field(default_factory=dict)
+    allocatable: dict[str, int] = msgspec.field(default_factory=dict)
+    """How many of them pods may use, by the node's status."""
     unhealthy: tuple[Device, ...] = ()
     mounts: int = 0
     """The number of FUSE mounts in its inventory."""
@@ -102,6 +105,12 @@ class Plugin(msgspec.Struct, frozen=True, kw_only=True):
     def is_named(self, name: str) -> bool:
         """Return whether `name` is the name of the plugin or of one of its resources."""
         return name in {self.plugin, self.watched, *self.resources}
+
+    def count(self, resource: str) -> str:
+        """Return how many devices of a resource there are; `0 of 20` if pods may not use all."""
+        count = self.devices[resource]
+        usable = self.allocatable.get(resource, count)
+        return f"{usable} of {count}" if usable < count else str(count)
 
     @property
     def is_well(self) -> bool:
@@ -254,7 +263,7 @@ def _verdicts(state: State) -> list[tuple[str, int]]:
 
 
 def _row(plugin: Plugin) -> tuple[str, str, str, str, str, str]:
-    devices = ", ".join(f"{name} {count}" for name, count in sorted(plugin.devices.items()))
+    devices = ", ".join(f"{name} {plugin.count(name)}" for name in sorted(plugin.devices))
     if plugin.mounts:
         counted = f"{plugin.mounts} FUSE mount{'s' if plugin.mounts > 1 else ''}"
         devices = f"{devices}, {counted}" if devices else counted

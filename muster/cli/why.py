@@ -10,6 +10,7 @@ from muster import codec, vocabulary
 from muster.cli import status, texts
 from muster.service import validation
 
+_HEALTHY: Final = vocabulary.Verdict.HEALTHY.value
 _CHANGES_MAX: Final = 30
 _LINE_MAX: Final = 400
 _MOUNTS_MAX: Final = 100
@@ -99,11 +100,16 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     def pods(self) -> list[tuple[str, str]]:
         """Return the pods named by events or alerts, each with the reason for showing it."""
         reasons: dict[str, str] = {}
+        holders: dict[tuple[str, str], str] = {}
         for event in self.events or ():
             if isinstance(event.data, vocabulary.AllocationObserved) and event.data.pod:
                 devices = ", ".join(event.data.device_ids)
                 at = status.at(event.time)
                 reasons[event.data.pod] = f"got {event.data.resource} {devices} at {at}"
+                resource = event.data.resource
+                holders |= {(resource, id_): event.data.pod for id_ in event.data.device_ids}
+        # a device that another pod got later is not held by the earlier one any more
+        reasons = {pod: reasons[pod] for pod in dict.fromkeys(holders.values())}
         for plugin in self.plugins:
             for alert in plugin.alerts:
                 reasons.update((pod, f"named by the alert {alert.kind}") for pod in alert.pods)
@@ -194,7 +200,7 @@ def _plugin(plugin: status.Plugin, now: datetime | None) -> Iterable[str]:
     for name in sorted({*plugin.resources, *plugin.devices}):
         # every heartbeat counts the devices of each resource that has any
         if name in plugin.devices or plugin.beat_age_s is None:
-            count = plugin.devices.get(name, "not reported")
+            count = plugin.count(name) if name in plugin.devices else "not reported"
             yield f"  devices    {texts.plain(name)}: {count}"
     for problem in plugin.problems:
         yield f"  problem    {texts.plain(problem)}"
@@ -268,7 +274,9 @@ def _heartbeat(plugin: status.Plugin) -> str:
 
 
 def _evidence_time(plugin: status.Plugin, now: datetime | None) -> str:
-    """Return when the evidence was observed, if heartbeats have arrived since the verdict."""
+    """Return when the evidence was observed, if that is known, or was before the last heartbeat."""
+    if now is not None and plugin.evidence_age_s is not None and plugin.verdict != _HEALTHY:
+        return f"at {(now - timedelta(seconds=plugin.evidence_age_s)).astimezone():%H:%M:%S}: "
     if plugin.since is None or now is None or plugin.beat_age_s is None:
         return ""
     if plugin.since >= now - timedelta(seconds=plugin.beat_age_s):

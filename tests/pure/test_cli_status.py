@@ -72,6 +72,15 @@ def test_evidence_older_than_the_newest_heartbeat_has_its_time() -> None:
     assert shown(60.0) == shown(61.0) == shown(None) == "  evidence   heartbeat: alive"
 
 
+def test_evidence_of_a_problem_has_the_time_of_its_observation() -> None:
+    evidence = [{"source": "heartbeat", "observed": "none for 53.0 s"}]
+    down = plugin("a", "PLUGIN_DOWN", evidence=evidence, beat_age_s=71.1, evidence_age_s=18.1)
+    now = AT + timedelta(seconds=18.1)
+    view = why.NodeView(node="a", source="x", state=state(down), events=None, since="1d", now=now)
+    at = f"{AT.astimezone():%H:%M:%S}"
+    assert f"  evidence   at {at}: heartbeat: none for 53.0 s" in why.lines(view)
+
+
 def test_changes_are_shown_for_a_last_period_or_since_a_time() -> None:
     def title(since: str) -> str:
         view = why.NodeView(node="a", source=None, state=None, events=[], since=since)
@@ -461,3 +470,27 @@ def test_the_mounts_of_a_plugin_are_counted_with_its_devices(count: int, words: 
         if line.startswith("node-a")
     ]
     assert f"  {words}  " in line
+
+
+def test_devices_that_pods_may_not_use_are_not_counted_as_if_they_could() -> None:
+    down = plugin("a", "PLUGIN_DOWN", devices={"x/y": 20, "x/z": 2}, allocatable={"x/y": 0})
+    shown = status.lines(state(down), source="here", everything=False)
+    assert "x/y 0 of 20, x/z 2" in shown[-1]
+    view = why.NodeView(node="a", source="x", state=state(down), events=None, since="1d")
+    assert [line for line in why.lines(view) if "devices" in line] == [
+        "  devices    x/y: 0 of 20",
+        "  devices    x/z: 2",
+    ]
+
+
+def test_a_pod_whose_devices_another_pod_got_later_is_not_shown() -> None:
+    def got(sequence: int, pod: str, *devices: str) -> codec.CloudEvent:
+        data = vocabulary.AllocationObserved(
+            node="a", at=AT, plugin="p", resource="x/y", device_ids=devices, pod=pod
+        )
+        event = past_events(1)[0]
+        return msgspec.structs.replace(event, sequence=sequence, type=data.TYPE, data=data)
+
+    events = [got(1, "ml/old", "0"), got(2, "ml/other", "1", "2"), got(3, "ml/new", "0", "1")]
+    view = why.NodeView(node="a", source="x", state=state(plugin("a")), events=events, since="1d")
+    assert [pod for pod, _ in view.pods] == ["ml/new", "ml/other"]

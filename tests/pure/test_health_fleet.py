@@ -562,3 +562,12 @@ def test_a_crash_at_any_point_changes_nothing_that_is_published(
         return [world.named(node) for node in ("a", "b")]
 
     assert played(crashes) == played([])
+
+
+def test_state_shows_how_many_devices_pods_may_use() -> None:
+    world = running("a")
+    world.offer("a", 0)
+    service = world.services[0]
+    (shown,) = (plugin.shown(service.clock) for plugin in service.detector.plugins())
+    name = "nvidia.com/gpu"
+    assert (shown["devices"], shown["allocatable"]) == ({name: 2}, {name: 0})

@@ -53,6 +53,8 @@ class PluginAlerting:
     since: datetime | None = None
     rule: str = ""
     evidence: tuple[vocabulary.Evidence, ...] = ()
+    observed_at: float | None = None
+    """When the evidence was observed; None if a former process observed it."""
     inhibited: bool = False
     """Whether another plugin's alert already reports that the node is down."""
     is_dirty: bool = False
@@ -93,6 +95,8 @@ class PluginAlerting:
         """Record a new verdict, a new reason for the same one, or an overdue planned stop."""
         self.is_dirty = True
         self._follow(standing)
+        if not isinstance(decision, steps.ReturnOverdue):
+            self.observed_at = now
         match decision:
             case steps.VerdictReached():
                 self._reached_at = now

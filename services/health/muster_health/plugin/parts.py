@@ -74,6 +74,10 @@ class Removal:
         return _FORGOTTEN[has_left] if is_forgotten else ""
 
 
+def _age(at: float | None, now: float) -> float | None:
+    return None if at is None else round(now - at, 3)
+
+
 def wait_s(state: State) -> float:
     """Return how long to keep a plugin that is not expected."""
     return _DAY_S if state is State.MAINTENANCE else 7 * _DAY_S
@@ -237,7 +241,6 @@ class Parts:
     def shown(self, now: float) -> dict[str, Any]:
         """Return the state that `/state` shows; ages are in seconds by our clock."""
         alive, machine, alerting = self.alive, self.verdict, self.alerting
-        heard_at = alive.last_heard_at
         return {
             "node": self.node,
             "plugin": self.plugin,
@@ -247,14 +250,16 @@ class Parts:
             "since": alerting.since,
             "rule": alerting.rule,
             "evidence": alerting.evidence,
+            "evidence_age_s": _age(alerting.observed_at, now),
             "instance": alive.order.instance,
             "interval_s": alive.order.interval_s,
-            "beat_age_s": None if heard_at is None else round(now - heard_at, 3),
+            "beat_age_s": _age(alive.last_heard_at, now),
             "clock_skew_s": round(alive.clock.seconds, 3),
             "expected": alive.is_expected,
             "frozen": self.is_suspended,
             "resources": self.reported.resources,
             "devices": dict(self.counts.has or self.faults.totals),
+            "allocatable": self._allocatable(),
             "unhealthy": [
                 {"kind": kind, "resource": resource, "device": device, "why": fault.why}
                 for (kind, resource), devices in sorted(self.faults.by_group.items())
@@ -267,6 +272,12 @@ class Parts:
                 alerting.event_of(alert, 0) for alert in alerting.lifecycle.published.values()
             ],
         }
+
+    def _allocatable(self) -> dict[str, int]:
+        """Return how many devices of the plugin's resources pods may use, as far as known."""
+        devices = self.counts.has or self.faults.totals
+        offers = self.reported.offers or {}
+        return {name: offers[name].allocatable for name in devices if name in offers}
 
     def stored(self, leader: int) -> snapshot.Snapshot:
         """Return the state to save."""
