@@ -3,12 +3,14 @@
 In a rolling update the new pod starts beside the old one. The two processes agree over a socket
 beside the resource locks:
 
-successor holder
-------------------------------------|--------------------------------------------------------
-request -> | leaves the bus, stops repairing, gives up the | locks, keeps serving; answers with its
-sockets locks and registers the resources | (the kubelet uses the newer registration) finish, when
-all are listed -> | ends its streams and servers; answers keeps the connection open | waits for its
-end the connection ends | serves and registers again: its successor has died
+    successor                           holder
+    ------------------------------------|--------------------------------------------------------
+    request                          -> | leaves the bus, stops repairing, releases the
+                                        | locks, keeps serving; answers with its sockets
+    locks and registers the resources   | (the kubelet uses the newer registration)
+    finish, when all are listed      -> | ends its streams and servers; answers
+    keeps the connection open           | waits for its end
+    the connection ends                 | serves and registers again: its successor has died
 
 A kubelet before 1.37 drops the newer registration as well when the older stream ends (k/k#121994);
 the successor then registers again. A holder refuses the pod from which it took over, so that two
