@@ -201,7 +201,7 @@ def test_a_receiver_is_added_once_it_has_accepted_a_test_message(
     setup = ("notify", "setup", "slack", "--secret-file", str(file))
     assert made.muster(*setup, expect=1).splitlines()[-2:] == [
         "muster notify: test message to slack answered: refused (not_found): HTTP 404 no_service",
-        "muster notify: nothing is written; --no-test writes it without a test",
+        "muster notify: nothing was written; --no-test writes the receiver without a test",
     ]
     file.write_text(f"{workspace.url}\n")
     assert "slack: written to the Secret muster-notifier-receivers" in made.muster(*setup)
