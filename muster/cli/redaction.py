@@ -35,7 +35,7 @@ _PAIR: Final = re.compile(
     rf"""(?P<key>{_NAME}\\?["']?\s*(?::|=>?)\s*)(?:{_QUOTED}|{_JSON_SCALAR}|{_UNQUOTED})""",
     re.IGNORECASE,
 )
-_OPTION: Final = re.compile(rf"((?<!\S)(?=--){_NAME}\s+)(?:{_QUOTED}|[^\s-]\S*)", re.IGNORECASE)
+_OPTION: Final = re.compile(rf"((?<!\S)(?=--){_NAME}\s+)(?:{_QUOTED}|\S+)", re.IGNORECASE)
 _SCHEME: Final = re.compile(r"\b(bearer|basic)\s+[^\s\"',;]+", re.IGNORECASE)
 _HEADER: Final = re.compile(
     r"((?:authorization|cookie)\\?[\"']?\s*:\s*\\?[\"']?)[^\"'\\\n]+", re.IGNORECASE
