@@ -82,6 +82,29 @@ def test_a_predecessor_serves_again_when_its_successor_dies(root: Path) -> None:
     plugin_process.run(story)
 
 
+def test_a_holder_that_does_not_listen_yet_is_asked_again(root: Path) -> None:
+    async def story() -> None:
+        file = both(root)
+        listens, aside = root / "device-plugins/muster/device-plugin.sock", root / "aside"
+        async with (
+            stand_in.Kubelet(directory=root, node="node-a") as kubelet,
+            plugin_process.plugin(root, file),
+        ):
+            await until_allocatable(kubelet, ONE, 1)
+            while not listens.exists():
+                await asyncio.sleep(0.01)
+            listens.rename(aside)
+            async with plugin_process.plugin(root, file, **WAITS) as second:
+                waiting = await second.said("waiting_for_other_plugin")
+                assert waiting["reason"] == (
+                    "it cannot be asked to hand over: [Errno 2] No such file or directory"
+                )
+                aside.rename(listens)
+                await second.said("handover_finished")
+
+    plugin_process.run(story)
+
+
 def test_a_plugin_that_can_hand_over_to_nobody_serves_all_the_same(root: Path) -> None:
     async def story() -> None:
         (root / "device-plugins/muster/device-plugin.sock").mkdir(parents=True)

@@ -174,21 +174,24 @@ async def _acquire_resources(
         node.resource_plugins.locks,
     )
     until = time.monotonic() + chosen.handover_s
-    has_waited = False
+    reason = ""
     while other := socket_directory.other_owner(resources, folders, locks, besides=handing.sockets):
         if time.monotonic() >= until:
             raise entry.CannotStart(
                 f"another plugin on this node serves {other}; stop that plugin first, or "
                 f"set handover_s to wait for it (now {chosen.handover_s:g})"
             )
-        if not has_waited:
-            has_waited, longest = True, chosen.handover_s
-            refusal = await handing.request()
-            if not refusal:
+        if handing.can_ask:
+            before, reason = reason, await handing.request()
+            if not reason:
                 continue
-            logs.logger().info(
-                "waiting_for_other_plugin", owner=other, timeout_s=longest, reason=refusal
-            )
+            if reason != before:
+                logs.logger().info(
+                    "waiting_for_other_plugin",
+                    owner=other,
+                    timeout_s=chosen.handover_s,
+                    reason=reason,
+                )
         await asyncio.sleep(_RETRY_S)
 
 

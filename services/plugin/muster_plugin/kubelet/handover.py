@@ -82,6 +82,8 @@ class Handover:
     def __init__(self, path: Path, served: Served) -> None:
         self.sockets: frozenset[str] = frozenset()
         """The sockets that the predecessor still serves until `finish`."""
+        self.can_ask = True
+        """Whether the holder has not answered yet; it may be about to listen."""
         self._path = path
         self._served = served
         self._predecessor = ""
@@ -91,7 +93,7 @@ class Handover:
         """Set when the socket must be bound again, because a successor has bound its path."""
 
     async def request(self) -> str:
-        """Ask the holder to hand over; return why it refuses, or an empty string."""
+        """Ask the holder to hand over; return why that failed, or an empty string."""
         try:
             async with asyncio.timeout(_ANSWER_TIMEOUT_S):
                 reader, writer = await asyncio.open_unix_connection(
@@ -100,7 +102,10 @@ class Handover:
                 await _send(writer, Request(socket.gethostname()))
                 answer = await _receive(reader, Released | Refused)
         except (OSError, ValueError, TimeoutError) as error:
+            # a holder that is slow has begun to hand over: asked again, it would begin again
+            self.can_ask = not isinstance(error, TimeoutError)
             return f"it cannot be asked to hand over: {str(error) or type(error).__name__}"
+        self.can_ask = False
         if isinstance(answer, Refused):
             writer.close()
             return answer.reason
