@@ -109,7 +109,7 @@ class Bundle:
         # pods that are not ready come first
         chosen = sorted(pods, key=lambda pod: (pod.is_ready, -pod.restarts, pod.name))
         if len(chosen) > _PODS_MAX:
-            self.notes.append(f"logs: only of {_PODS_MAX} of {len(chosen)} pods")
+            self.notes.append(f"logs: included for only {_PODS_MAX} of {len(chosen)} pods")
         wanted = [
             (pod, container, is_previous)
             for pod in chosen[:_PODS_MAX]

@@ -1,4 +1,4 @@
-"""Adapter: NATS: sends a plugin's heartbeats, inventory, start and stop to the bus.
+"""Adapter: NATS: sends a plugin's heartbeats (at an interval) and inventory to the bus.
 
 Changes alone are not reliable, so everything is published again after each (re)connect. The bus may
 never become reachable.

@@ -1,4 +1,4 @@
-"""Pure: permissions on the bus: which subjects each role may publish and subscribe to.
+"""Pure: permissions on the bus: what each role may do; a plugin, for its own node only.
 
 A plugin publishes only for its own node, under listed names, on subjects that are enumerated, so
 that their number is bounded. It makes no JetStream requests and only adds messages to a stream.

@@ -1,4 +1,4 @@
-"""Pure: NATS auth callout: decides which clients may connect, and how often.
+"""Pure: NATS auth callout: decides who may connect, and binds a plugin to its token's node.
 
 Sources: nats-io/jwt v2, nats-server 2.15. The server signs requests, and we sign answers. The user
 in an answer is signed with the key whose scope has the permissions of a plugin. The user's name is

@@ -150,7 +150,7 @@ class Peer:
         raw = self.connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
         pid, uid, gid = _UCRED.unpack(raw)
         if pid <= 0:
-            text = "the broker cannot see the processes of this pod: it needs hostPID"
+            text = "the broker cannot see this pod's processes: the broker's own pod needs hostPID"
             raise decision.Refusal(decision.Reason.UNCLEAR_CALLER, errno.ESRCH, text)
         try:
             self.pidfd = _peer_pidfd(self.connection, pid)

@@ -42,7 +42,8 @@ _log = structlog.get_logger()
 class Mounter:
     """The broker's side of the mounter process; restarts it when it ends.
 
-    The mounter kills a child after `deadline_s`; mounts whose daemon answers first have longer.
+    The mounter kills a child after `deadline_s`; mounts with `sync_init`,
+    which wait for the daemon's answer, have a longer deadline.
     """
 
     def __init__(

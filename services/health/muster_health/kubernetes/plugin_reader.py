@@ -75,7 +75,8 @@ class PluginReader:
             for observation in observations if self._is_leading() else ():
                 await self._put(observation)
         if self.problems != before:
-            logs.logger().info("plugins_read", problems=self.problems)
+            event = "plugins_not_fully_read" if self.problems else "plugins_fully_read"
+            logs.logger().info(event, problems=self.problems)
 
     async def _view(self) -> plugin_facts.View:
         pods = await self._all("/api/v1/pods", plugin_objects.Pod, self._trimmed_if_relevant)

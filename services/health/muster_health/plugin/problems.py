@@ -1,4 +1,4 @@
-"""Pure: finds the worst problem that a heartbeat reports.
+"""Pure: decides the verdict on what a heartbeat reports: STUCK, DEREGISTERED, MISMATCH, ….
 
 | verdict      | sign                                                        | for how long     |
 |--------------|-------------------------------------------------------------|------------------|

@@ -1,4 +1,4 @@
-"""Pure: plans what `muster label-gpus` does with each node, and why."""
+"""Pure: plans what `muster label-gpus` writes to each node or refuses, and why."""
 
 import enum
 from collections.abc import Collection, Sequence

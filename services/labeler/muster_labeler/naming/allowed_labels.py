@@ -1,10 +1,11 @@
-"""Pure: every label that muster may write to a node, with the form of its value.
+"""Pure: every label that muster may write; the admission policy is generated from it.
 
-The admission policy is made from these forms (`scripts/manifests.py`): the API refuses anything
-else, even if the labeler is compromised. NVIDIA's operators act on some labels of the same domain,
-such as `nvidia.com/gpu.deploy.driver` and `nvidia.com/mig.config`; these must never be here. Of
-the labels below, the GPU Operator reads `mig.capable` and `gpu.product` (controllers/
-state_manager.go, hasMIGCapableGPU); docs/security.md explains the consequences.
+`scripts/manifests.py` writes these labels and the forms of their values into
+`k8s/base/admission.yaml`, so that the API refuses anything else, even if the labeler is
+compromised. NVIDIA's operators act on some labels of the same domain, such as
+`nvidia.com/gpu.deploy.driver` and `nvidia.com/mig.config`; these must never be here. Of the labels
+below, the GPU Operator reads `mig.capable` and `gpu.product` (controllers/ state_manager.go,
+hasMIGCapableGPU); docs/security.md explains the consequences.
 
 The forms are regular expressions that Python and CEL (RE2) understand alike, without backslashes.
 """

@@ -275,8 +275,8 @@ def stale_labels(
 ) -> frozenset[str]:
     """Return which of muster's labels no longer apply.
 
-    SkyPilot's label stays if the policy does not write it, because it was then written by a command
-    that a person ran. NVIDIA's labels stay while no agent reports the GPUs.
+    SkyPilot's label is never stale: if the policy does not write it, a person set it with a
+    command. NVIDIA's labels stay while no agent reports the GPUs.
     """
     undecided = f"{feature_discovery.DOMAIN}/" if LabelSet.NVIDIA in sets and gpus is None else None
     return frozenset(

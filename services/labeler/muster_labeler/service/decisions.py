@@ -1,4 +1,4 @@
-"""Pure: decides which labels of a node to write or remove, and why."""
+"""Pure: decides which labels of a node to write, remove or refuse, and why."""
 
 import collections
 import enum

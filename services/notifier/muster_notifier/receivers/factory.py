@@ -141,8 +141,10 @@ def _make(  # noqa: C901, PLR0911  # one case for each way
             return others.send, _SLACK_PER_S
         case receiver_settings.Receiver(file=receiver_settings.File(path=path)):
             return local.File(path, templates).send, _UNLIMITED_PER_S
-        case _:
+        case receiver_settings.Receiver(console=receiver_settings.Console()):
             return local.Console(templates).send, _UNLIMITED_PER_S
+        case _:
+            raise AssertionError(f"no sender for the kind {receiver.way}")
 
 
 def _webhook(

@@ -1,4 +1,4 @@
-"""Pure: the settings of the plugin: the devices to advertise, the kubelet and the bus.
+"""Pure: the plugin's settings: devices to advertise, kubelet, bus, interval of heartbeats.
 
 The devices are in schema v1 (`Document`): for every node, with overrides for some nodes. The other
 keys of the file concern the process; changing those requires a restart.

@@ -1,4 +1,4 @@
-"""Pure: chooses the best connected set of a given size among the free GPUs.
+"""Pure: finds the best connected set of a given size among free GPUs, for `allocation`.
 
 As in NVIDIA's allocator (go-gpuallocator 876e7b7, gpuallocator/besteffort_policy.go), all free GPUs
 are partitioned into sets of that size, and a smaller set of the rest, so that the total score is

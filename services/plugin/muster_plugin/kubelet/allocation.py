@@ -1,4 +1,4 @@
-"""Pure: answers the kubelet's allocation requests, or explains why a request is refused.
+"""Pure: decides which devices a container gets; answers or refuses allocation requests.
 
 Answers come from memory, because the kubelet does not admit any pod on the node while Allocate
 hangs. The kubelet never reports that a device is free again; it only offers the device again.

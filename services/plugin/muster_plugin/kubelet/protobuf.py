@@ -35,7 +35,7 @@ def register_request(resource: str, endpoint: str, *, pre_start: bool) -> dp.Reg
 
 
 def plugin_info(resource: str) -> pr.PluginInfo:
-    """Return the answer to the plugin watcher; an empty endpoint means the same socket."""
+    """Return the answer to the plugin watcher; an empty endpoint means the watcher's socket."""
     return pr.PluginInfo(
         type=PLUGIN_TYPE, name=resource, endpoint="", supported_versions=[API_VERSION]
     )
