@@ -118,7 +118,7 @@ def test_clients_never_trust_an_authority_that_did_not_sign() -> None:
         (
             WANTED.gate,
             {"gate.json": "{", "gate.creds": "xyz"},
-            "gate.json is damaged: not the JSON",
+            "gate.json is damaged: not JSON",
         ),
         (WANTED.gate, {"gate.json": "{}", "gate.creds": "xyz"}, "gate.json is damaged: not a"),
         (
