@@ -80,7 +80,7 @@ def test_without_a_default_storage_class_the_steps_fail_and_say_what_is_missing(
     ]
     assert (
         "ERROR    RUN002   muster/data-muster-nats-0: NATS has no volume: "
-        "the claim names no StorageClass, and none is the default" in diagnosis.splitlines()
+        "the claim names no StorageClass, and there is no default" in diagnosis.splitlines()
     )
     assert cluster.shell("muster check muster", folder).count("nothing found") == 1
 

@@ -341,7 +341,8 @@ def test_a_better_source_that_was_not_read_prevents_writing(here: Cluster) -> No
     code, _, errors = here.run("label-gpus", "--apply", "--yes", kubeconfig=limited)
     assert (code, KEY in here.labels("a"), errors.count("not read: ")) == (1, False, 2)
     assert errors.endswith(
-        "nothing was written: the best sources about the GPUs could not be read; pass --unheard\n"
+        "nothing was written: the best sources about the GPUs could not be read; "
+        "pass --unheard to ignore that\n"
     )
     assert here.run("label-gpus", "--apply", "--yes", "--unheard", kubeconfig=limited)[0] == 0
     assert here.labels("a")[KEY] == "h100"

@@ -220,7 +220,7 @@ def _reader(
     incoming: inputs.Inputs,
     election: lock.Lock,
 ) -> plugin_reader.PluginReader | None:
-    """Return what reads about plugins that muster does not run, if the settings ask for that."""
+    """Return the reader for plugins that muster does not run, if the settings enable it."""
     if kubernetes is None or not settings.reads_plugins:
         return None
     return plugin_reader.PluginReader(

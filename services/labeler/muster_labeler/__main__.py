@@ -26,7 +26,7 @@ _INVENTORIES: Final = vocabulary.subject_filters(vocabulary.InventoryReported.TY
 """Plugins of earlier versions publish their inventories on another subject."""
 _VERDICTS: Final = vocabulary.subject_filters(vocabulary.VerdictChanged.TYPE)
 _OVERLAP: Final = timedelta(seconds=5)
-"""How far new events are read again before the newest stored ones; duplicates do no harm."""
+"""New events are read from this long before the newest stored one; duplicates do no harm."""
 _ATTEMPTS: Final = 4
 _POD_MARK: Final = "KUBERNETES_SERVICE_HOST"
 

@@ -24,7 +24,7 @@ _PARTS: Final = "nvidia.com/mig-"
 _PCI: Final = re.compile(
     r"feature\.node\.kubernetes\.io/pci-((03|12|0b40)[0-9a-f]*_)?(10de|1002)\.present"
 )
-"""NVIDIA or AMD, by PCI class or without one (node-feature-discovery, deviceLabelFields)."""
+"""Labels of NVIDIA's and AMD's PCI devices, with or without class (NFD, deviceLabelFields)."""
 _FUSE: Final = re.compile(r"[-a-z0-9.]+/fuse([-_.][-A-Za-z0-9_.]*)?")
 
 

@@ -36,10 +36,10 @@ lean.end_imports()
 _RETRY_S: Final = 0.05
 _PREDECESSOR_ENDS_S: Final = 2.0
 _LISTED_TIMEOUT_S: Final = 10.0
-"""Shorter than the time that a predecessor waits for its successor."""
+"""How long to wait for the kubelet to list all resources; a predecessor waits for longer."""
 _FILES_OF_PROCESS: Final = 128
 _FILES_PER_RESOURCE: Final = 8
-"""A lock, a socket and a stream; a probe and a registration briefly need more."""
+"""A resource needs a lock, a socket and a stream; a probe and a registration briefly need more."""
 _READ_TIMEOUT_S: Final = 5.0
 _READ_PERIOD_S: Final = 60.0
 _SETTLE_S: Final = 0.05

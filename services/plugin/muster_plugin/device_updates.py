@@ -243,7 +243,7 @@ class UpdatePublisher:
     """Publishes changes in order; calls `on_published` after each batch.
 
     Changes that arrive during a batch are published together, because the kubelet needs only the
-    newest version of a long list. `reason` is used to register resources that a change adds.
+    newest version of a long list. Resources that a change adds are registered with `reason`.
     """
 
     def __init__(

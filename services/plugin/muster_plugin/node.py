@@ -37,7 +37,7 @@ _PODS: Final = "pods"
 _SOCKETS: Final = "sockets"
 _LEAVE_BUS_TIMEOUT_S: Final = 1.0
 _STUCK_S: Final = 120.0
-"""Three of the longer check periods, plus the time that a check may take."""
+"""The maximum age of a check: three of the longer periods, plus the time that a check may take."""
 
 Acquire = Callable[[], Awaitable[None]]
 
@@ -158,7 +158,7 @@ class Node:
     # Called by resource plugins
 
     async def missing_paths(self, paths: Sequence[str]) -> str:
-        """Return the missing host paths as text, after advertising their loss; empty if none."""
+        """Advertise that missing host paths are gone; return them as text, empty if none is."""
         gone = await self._host_paths.missing(paths)
         if not gone:
             return ""

@@ -22,7 +22,7 @@ _WHY_MAX: Final = 300
 _FIRST_MAX: Final = 140
 _PODS_MAX: Final = 8
 _SAVED_MAX: Final = 128
-"""Devices of each group; more than a node has GPUs and MIG devices."""
+"""How many devices of each group are saved; more than a node's GPUs and MIG devices."""
 _KIND_OF: Final = {
     Condition.DEGRADED: AlertKind.DEVICE_DEGRADED,
     Condition.UNMONITORED: AlertKind.DEVICE_UNMONITORED,
@@ -105,7 +105,7 @@ class DeviceFaults:
                 self._own.counts[where] = len(self.by_group.get(where, ()))
 
     def known(self) -> tuple[snapshot.KnownFault, ...]:
-        """Return the faults to save; only the first of many, because each event saves them.
+        """Return the faults to save; of many, only the first, because each event saves them all.
 
         After a restart the next inventory lists the others.
         """
@@ -164,7 +164,7 @@ class DeviceFaults:
         return changed
 
     def settle(self, lacks: Callable[[str], bool]) -> bool:
-        """Drop unlisted devices of resources without missing devices; return whether any was."""
+        """Drop unlisted devices of resources that lack none; return whether any was dropped."""
         if not self._faults.unlisted:
             return False
         over = [

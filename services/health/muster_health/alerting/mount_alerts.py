@@ -38,11 +38,11 @@ _WORDS: Final = {
     ),
 }
 FAULTS_MAX: Final = 1024
-"""More than the number of FUSE mounts that a node's pods can use."""
+"""The limit for one node; its pods cannot use as many FUSE mounts."""
 _WHY_MAX: Final = 300
 _SHOWN_MAX: Final = 4
 _SAVED_MAX: Final = 128
-"""Mounts of each kind; the next inventory lists the others again."""
+"""How many mounts of each kind are saved; the next inventory lists the others again."""
 _Faults = dict[AlertKind, dict[str, "Fault"]]
 
 
@@ -56,7 +56,7 @@ class Fault:
 
 @dataclass(slots=True, eq=False)
 class MountFaults:
-    """The failed mounts of one node; only the plugin that mounts has any."""
+    """The failed mounts of one node, which only its FUSE broker reports."""
 
     total: int | None = None
     """How many mounts the last inventory lists; None before the first."""

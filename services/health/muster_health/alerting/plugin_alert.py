@@ -146,8 +146,8 @@ class PluginAlert:
     ) -> bool:
         """Return whether to ask Kubernetes for the affected pods now, or to repeat the query.
 
-        A new alert needs a permit from `may_open` first; an alert held back by the rate limit waits
-        with the query.
+        A new alert first needs a permit from `may_open`: while the rate limit holds the alert back,
+        the query waits, too.
         """
         alert, query = self._evaluate(standing, why, now, at), self._query
         if alert is None or not standing.resources or not self.context.has_cluster:
@@ -162,7 +162,7 @@ class PluginAlert:
         return True
 
     def may_open(self, others: alert_lifecycle.MayOpen) -> alert_lifecycle.MayOpen:
-        """Return which alerts may open now: this one by its permit, all others by `others`."""
+        """Return which alerts may open now: this one with its permit, the rest as `others` says."""
 
         def may(key: alerts.Key) -> bool:
             if self._has_permit and is_of_plugin(key):

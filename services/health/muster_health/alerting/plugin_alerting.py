@@ -31,7 +31,7 @@ _OF_KUBELET: Final = frozenset({steps.Rule.KUBELET_AWAY, steps.Rule.KUBELET_DEAD
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
-    """Inputs of alerts other than the verdict; `due` is when one of them may be due."""
+    """The inputs of alerts other than the verdict; at `due`, one of them may need an alert."""
 
     faults: device_alerts.DeviceFaults
     mounts: mount_alerts.MountFaults
@@ -159,7 +159,7 @@ class PluginAlerting:
         may_open: alert_lifecycle.MayOpen,
         ask: Callable[[tuple[str, ...]], signals.AskCluster],
     ) -> tuple[list[signals.Output], list[alerts.Alert]]:
-        """Decide what to publish; return the queries to send first, and waiting alerts."""
+        """Decide what to publish; return the queries to send first, and the alerts that wait."""
         self._stamp(now, at)
         self.is_dirty, self.look_due = False, None
         self._follow_verdict(standing, at)

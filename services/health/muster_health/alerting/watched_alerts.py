@@ -41,7 +41,7 @@ _ADVICE: Final[Mapping[Rule | None, str]] = {
     Rule.WATCHED_TWO_SERVERS: "find out which DaemonSets offer the same resource, and remove one",
     Rule.WATCHED_NOT_OFFERED: "find out why no plugin runs on this node: node labels, tolerations, "
     "driver",
-    Rule.WATCHED_FILES_MISSING: "delete {pod}: the new pod writes them again; running pods are not "
+    Rule.WATCHED_FILES_MISSING: "delete {pod}: the new pod writes the files; running pods are not "
     "affected",
     Rule.WATCHED_NODE_OFFERS_OTHERS: "read the kubelet's log; restart the kubelet if this lasts",
 }

@@ -96,7 +96,7 @@ class Inputs:
     async def _follow_inventories(self) -> None:
         """Put the newest inventory of each plugin into the inbox, then each new one.
 
-        Every process reads all of them, because the saved position is that of the other stream.
+        Every process reads all inventories, because no position in their stream is saved.
         """
         budget = event_budget.EventBudget()
         inventories = consumers.follow(
@@ -206,7 +206,7 @@ class Inputs:
         metrics.HEARTBEATS.labels("accepted").inc(len(batch))
 
     async def _put_excess(self, excess: heartbeat_budget.Excess) -> None:
-        """Put a report into the inbox that a node sends too many heartbeats."""
+        """Report to the inbox that a node sends too many heartbeats."""
         noisy = limits.NodeNoisy(
             node=excess.node,
             channel=limits.Channel.HEARTBEATS,
@@ -218,7 +218,7 @@ class Inputs:
         await self.put(noisy)
 
     async def _put_limited(self, message: connection.Message) -> None:
-        """Put a report into the inbox that the gate has closed a node's connections."""
+        """Report to the inbox that the gate has closed a node's connections."""
         try:
             event = codec.decode(message.subject, message.data).data
         except codec.MalformedEvent as error:

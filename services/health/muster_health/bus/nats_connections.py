@@ -37,7 +37,7 @@ SUBJECTS: Final = (CONNECT, DISCONNECT, LAMEDUCK, SHUTDOWN)
 _LEAF: Final = "Leafnode"
 _TEXT_MAX: Final = 256
 _NO_PLUGINS: Final = frozenset(grant.user for grant in permissions.central())
-"""The users of services and tools, where users have passwords."""
+"""The users of services and tools, if users log in with passwords."""
 
 
 class _Server(msgspec.Struct, frozen=True):

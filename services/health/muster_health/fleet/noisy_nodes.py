@@ -43,7 +43,7 @@ class NoisyNodes:
         )
 
     def suspected(self, node: str, now: float) -> bool:
-        """Count a suspicion; return whether the node is named now, and was not before."""
+        """Count a suspicion; return whether the node is named now but was not before."""
         if self._suspicions.try_take(node, now):
             return False
         noisy = limits.NodeNoisy(
@@ -55,7 +55,7 @@ class NoisyNodes:
         return self.report(noisy, now)
 
     def report(self, noisy: limits.NodeNoisy, now: float) -> bool:
-        """Record a report; return whether the node is named now, and was not before."""
+        """Record a report; return whether the node is named now but was not before."""
         noise = self._nodes.get(noisy.node)
         is_new = noise is None
         if noise is None:

@@ -90,7 +90,8 @@ class Registry:
     def hold(self, node: str, plugin: str, inventory: signals.FromPlugin) -> limits.Refusal | None:
         """Store an inventory until its plugin is tracked; return why it is refused, or None.
 
-        The stream retains the inventories of forgotten plugins, so an inventory proves no plugin.
+        The stream retains the inventories of forgotten plugins, so an inventory does not prove that
+        its plugin exists.
         """
         refusal = self._refusal(node, is_expected=False)
         if refusal is not None:

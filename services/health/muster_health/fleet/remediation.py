@@ -2,11 +2,11 @@
 
 A pod is restarted only for a verdict that a restart may repair, once per verdict, after its alert
 has been published: STUCK, MISMATCH, and DEREGISTERED if the plugin has not registered again by
-itself within a minute. The pod of a watched plugin is restarted only if that is allowed separately,
-for PLUGIN_DOWN, STUCK and DEREGISTERED that have lasted for a minute. On each node the wait grows
-after each restart, and the fleet has a limit per hour. A restart over a limit is published as
-refused, and not made up for later. Each restart is saved before it is executed, so that a restart
-of health does not repeat it.
+itself within a minute. The pod of a watched plugin is restarted only if a separate setting allows
+that, and only after PLUGIN_DOWN, STUCK or DEREGISTERED has lasted for a minute. On each node the
+wait grows after each restart, and the fleet has a limit per hour. A restart over a limit is
+published as refused, and not made up for later. Each restart is saved before it is executed, so
+that a restart of health does not repeat it.
 """
 
 from collections.abc import Sequence

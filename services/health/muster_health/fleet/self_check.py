@@ -96,7 +96,7 @@ class FleetClocks:
     def compare(
         self, changed: tracked_plugin.TrackedPlugin
     ) -> list[tracked_plugin.TrackedPlugin] | None:
-        """Record whether a clock is skewed; return all skewed plugins if that affects our clock."""
+        """Record a clock's skew; return all skewed plugins if `is_our_clock_skewed` changes."""
         self.forget(changed)
         if changed.clock.is_skewed:
             self._skewed_keys.add(changed.key)

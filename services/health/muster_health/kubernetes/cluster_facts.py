@@ -126,8 +126,9 @@ def watched_pods(
     `uid` is the uid of the pod that the agent saw serving it, if any; if that pod is gone, the
     result is the pods that may have replaced it. A pod that cannot serve it is ignored, whatever
     the agent reports, because the pods in the result may be restarted. `now` is the API server's
-    time, and `more` are the configured plugins. The result is empty only if the plugin is in the
-    table and no other pod on the node may serve it, or if its pod is gone. Raises msgspec's errors.
+    time, and `more` are the configured plugins. The result is empty only if the pod with that uid
+    is gone without a replacement, or if a known plugin serves the resource but no pod on this node
+    may serve it. Raises msgspec's errors.
     """
     items = msgspec.json.decode(pod_list, type=_RawList).items or ()
     pods = [msgspec.json.decode(item, type=_PodWithVolumes) for item in items]

@@ -58,7 +58,7 @@ class Node:
 
     name: str
     created_at: float
-    """The time by our own clock."""
+    """The time of its creation, by our own clock."""
     labels: objects.Labels
     taints: tuple[objects.Taint, ...]
     offers: Mapping[str, signals.Offer]
@@ -279,7 +279,7 @@ class Membership:
     def _update(self, plugin: _Plugin, now: float) -> bool:
         """Evaluate changed nodes again; return whether the result changed.
 
-        An unchanged node keeps the same object, with the age from when it last changed.
+        An unchanged node keeps the same object, with the age that it had at its last change.
         """
         before = plugin.reported
         nodes = dict(before or {})

@@ -67,7 +67,7 @@ class ClusterWatcher:
         self._plugins = {plugin.plugin: plugin for plugin in settings.plugins}
         self._selectors: dict[str, str] = {}
         self._selector_changed = asyncio.Event()
-        """Replaced whenever a selector changes."""
+        """Replaced by a new event whenever a selector changes."""
         self._nodes = watch.Reflector(
             api,
             "/api/v1/nodes",

@@ -88,7 +88,7 @@ class Alert(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return self.kind, self.summary, self.devices, self.pods, many
 
     def naming(self, pods: Sequence[str], total: int) -> "Alert":
-        """Return the alert with the pods that it affects, the first of `total`."""
+        """Return the alert with the first of the `total` pods that it affects."""
         return msgspec.structs.replace(self, pods=tuple(pods[:PODS_MAX]), pods_total=total)
 
     def becomes(self, other: "Alert", at: datetime) -> "Alert":

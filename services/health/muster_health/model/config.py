@@ -19,7 +19,7 @@ Seconds = Annotated[float, msgspec.Meta(ge=0, le=86_400)]
 
 
 class Detection(msgspec.Struct, frozen=True, kw_only=True):
-    """The conditions of suspicions, verdicts and recoveries."""
+    """The conditions for suspicions, verdicts and recoveries."""
 
     suspicion_beats: Annotated[float, msgspec.Meta(gt=1, le=100)] = 2.5
     """How many intervals without a heartbeat are suspicious; not a whole number, due to jitter."""
@@ -77,7 +77,8 @@ class Detection(msgspec.Struct, frozen=True, kw_only=True):
     storm_min: Count = 5
     storm_share: Share = 0.1
     storm_window_s: sections.Period = 10.0
-    """A mass failure: more nodes with suspects than both limits, or `storm_min` with one cause."""
+    """A mass failure: more nodes with suspects than both limits, or than `storm_min` with one
+    cause."""
 
 
 class Bounds(msgspec.Struct, frozen=True, kw_only=True):
@@ -190,7 +191,7 @@ class Recording(msgspec.Struct, frozen=True, kw_only=True):
 
     file: Annotated[str, msgspec.Meta(max_length=4096)] = ""
     mib_max: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 64
-    """Size of this file and its predecessor `FILE.1` together; a heartbeat takes 0.4 KiB."""
+    """The limit for this file and its predecessor `FILE.1` together; a heartbeat takes 0.4 KiB."""
 
 
 class Metrics(msgspec.Struct, frozen=True, kw_only=True):

@@ -18,7 +18,7 @@ class Refusal(enum.StrEnum):
     WATCHED = "watched"
     """The node has too many watched plugins."""
     RESERVED = "reserved"
-    """The node's name stands for the fleet, or the plugin's for a watched plugin."""
+    """The node's name is reserved for the fleet, or the plugin's name for a watched plugin."""
 
 
 class Channel(enum.StrEnum):

@@ -240,7 +240,7 @@ class ClusterObserved:
 class ExpectedNodes:
     """All nodes that should run this plugin; sent at the start and at every change.
 
-    An unchanged node keeps the same object, with the age from when it last changed.
+    An unchanged node keeps the same object, with the age that it had at its last change.
     """
 
     plugin: str

@@ -35,7 +35,7 @@ class Reason(enum.StrEnum):
     ABSENCE = "absence"
     PROBLEM = "problem"
     REVIEW = "review"
-    """A review of a lost plugin: whether it is still lost, or worse."""
+    """A review of a lost plugin: whether it is still lost, or in a worse state."""
 
 
 class Suspicion:

@@ -259,7 +259,7 @@ class Liveness:
     is_expected: bool = False
     """Whether Kubernetes or the configuration expects the plugin on its node."""
     is_due_sooner: bool = False
-    """Whether the next heartbeat may be due sooner than announced before."""
+    """Whether the next heartbeat may be due sooner than the last one announced."""
     _window_s: float = 0.0
     """How much extra time the plugin has for its next heartbeat."""
     _expected_due: float = 0.0

@@ -42,7 +42,7 @@ _NO_STREAM: Final = {
     True: "the kubelet has no ListAndWatch stream open",
     False: "the kubelet has not registered it",
 }
-"""By whether the resource is an extended resource, the kind that device plugins serve."""
+"""The key is whether the resource is an extended resource, the kind that device plugins serve."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -53,7 +53,7 @@ class SelfReported:
     def observe(
         self, heartbeat: vocabulary.Heartbeat, order: liveness.HeartbeatOrder, now: float
     ) -> problems.Problem | None:
-        """Record the devices; return the worst problem, without lost streams while draining."""
+        """Record the devices; return the worst problem. Lost streams are ignored while draining."""
         self._record_devices(heartbeat, now)
         is_draining = heartbeat.phase is vocabulary.Phase.DRAINING
         if (is_draining or self._draining_since is not None) and self._drains(heartbeat, now):
@@ -88,7 +88,7 @@ class SelfReported:
     def has_lasted(self, problem: problems.Problem, now: float) -> bool:
         """Record a problem; return whether it has lasted longer than its grace period.
 
-        A different problem with another grace period starts anew; with the same one it continues.
+        A different problem restarts the wait only if its grace period differs.
         """
         before = self.problem
         if before is None or (

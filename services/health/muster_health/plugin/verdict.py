@@ -45,7 +45,8 @@ class VerdictMachine(verdict_state.VerdictState):
     ) -> list[steps.Step]:
         """Handle a heartbeat or a probe's answer, with the worst problem in it.
 
-        `counts` means that it counts towards a recovery if it reports no problem.
+        `counts` means that the heartbeat or answer counts towards a recovery if it reports no
+        problem.
         """
         noted = self._end_suspicion(problem)
         match self.state:
@@ -84,7 +85,8 @@ class VerdictMachine(verdict_state.VerdictState):
     def probe_inconclusive(self, number: int, now: float) -> list[steps.Step]:
         """Handle a probe that proves nothing about the plugin; an earlier result stays valid.
 
-        The probe is repeated first: a new wait would delay the verdict by several intervals.
+        The probe is repeated before all waits restart, because new waits would delay the verdict by
+        several intervals.
         """
         suspicion = self.investigation.awaited(number)
         if suspicion is None:

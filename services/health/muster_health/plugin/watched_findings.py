@@ -82,7 +82,7 @@ _WORDS: Final = {
     WatchedFinding.NOT_OFFERED: "the node has the hardware, but no plugin offers it",
     WatchedFinding.FILES_MISSING: "CDI files that its pods need do not exist",
 }
-"""For observations without a text."""
+"""Descriptions for observations without a text."""
 
 
 def bounded(watched: vocabulary.Watched) -> vocabulary.Watched:
@@ -224,7 +224,7 @@ def shown(
 
 
 def _is_new(pod: signals.Pod, back_s: float | None) -> bool:
-    """Return whether a pod is about to start or end; one that has served before is neither."""
+    """Return whether a pod is about to start or end; one that has served before is not."""
     if pod.deleting or pod.age_s is None:
         return pod.deleting
     has_served = back_s is not None and pod.age_s > back_s

@@ -56,7 +56,7 @@ _CONTRADICTED: Final = frozenset({Rule.WATCHED_NOT_REGISTERED, Rule.WATCHED_NODE
 class WatchedMachine(verdict.VerdictMachine):
     """The verdict's state machine for one watched plugin. `now` is our monotonic time in seconds.
 
-    `name` is the resource or driver, and `watched` the last observation, by `source`.
+    `name` is the resource or driver, and `watched` the last observation, made by `source`.
     """
 
     __slots__ = (
@@ -98,7 +98,7 @@ class WatchedMachine(verdict.VerdictMachine):
         self._is_away = True
         """Whether nothing answered at the last observation, or there was none."""
         self._back_at: float | None = None
-        """When it answered after that."""
+        """When it first answered, or answered again after it was away."""
         self._ask_not_before = 0.0
         self._seen: tuple[vocabulary.Evidence, ...] | None = None
         """The observed evidence for the verdict; None if a previous process reached the verdict."""
@@ -187,7 +187,7 @@ class WatchedMachine(verdict.VerdictMachine):
     ) -> bool:
         """Return whether the node keeps offering devices while the agent observes none.
 
-        Without an agent both numbers are from the node, and one is only older.
+        Without an agent both numbers are from the node's status, and one of them is merely older.
         """
         is_about_list = watched.finding is WatchedFinding.NOT_REGISTERED
         if self.source != "agent" or not is_about_list or self.standing.rule not in _CONTRADICTED:

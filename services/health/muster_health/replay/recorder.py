@@ -32,7 +32,8 @@ class Recorder:
         self._file: BinaryIO | None = None
         self._size_bytes = 0
         self._levels: dict[tuple[str, str], signals.Input] = {}
-        """Saved state, and the newest inputs that are sent on change; new files repeat both."""
+        """Saved state, and the newest inputs of kinds sent only on change; new files repeat
+        both."""
 
     def receive(self, event: signals.Input, now: float) -> Sequence[signals.Output]:
         """Record an input and pass it to the detector."""

@@ -60,7 +60,8 @@ def _resources(view: ClusterView) -> list[str]:
 def _pending(pod: model.Pod, offered: Collection[str], commands: Commands) -> Iterable[Finding]:
     """Report a pod that waits for a resource that no node has.
 
-    If nodes offer the resource but all of it is in use, autoscalers know it from those nodes.
+    If nodes offer the resource but all of it is in use, autoscalers know the resource from those
+    nodes.
     """
     # a name may contain dots, and the scheduler's sentence also ends with a dot
     short = {m[1].rstrip(".") for text in pod.messages for m in _INSUFFICIENT.finditer(text)}
@@ -168,7 +169,7 @@ def _is_fuse(slice_: model.ResourceSlice) -> bool:
 
 
 def _stale_status(view: ClusterView, commands: Commands) -> Iterable[Finding]:
-    """Report an autoscaler whose main loop fails; neither events nor its health check show it."""
+    """Report an autoscaler whose main loop fails; events and its health check do not show that."""
     autoscaler = view.autoscaler
     if autoscaler is None or autoscaler.renewed is None:
         return
@@ -189,7 +190,7 @@ def _stale_status(view: ClusterView, commands: Commands) -> Iterable[Finding]:
 
 @dataclass(frozen=True, slots=True, order=True)
 class _TemplateSetting:
-    """A node group, the setting that its template needs, and the command that adds it."""
+    """A node group, the setting that its template needs, and the command that adds the setting."""
 
     platform: str
     group: str

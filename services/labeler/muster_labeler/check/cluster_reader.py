@@ -1,4 +1,4 @@
-"""Adapter: reads the objects for a check from the Kubernetes API, within permissions and time."""
+"""Adapter: reads the objects that a check needs from the Kubernetes API, within a time limit."""
 
 import asyncio
 import re
@@ -71,7 +71,7 @@ class FullNode:
 
 @dataclass(frozen=True, slots=True)
 class FullPod:
-    """A pod for the fuse check (`pod`) and for the plugin check (`raw`); None if not needed."""
+    """A pod in the form for the fuse check (`pod`) and the plugin check (`raw`); None if unused."""
 
     pod: model.Pod | None
     raw: plugin_objects.Pod | None

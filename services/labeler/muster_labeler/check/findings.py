@@ -207,7 +207,7 @@ class Commands(msgspec.Struct, frozen=True, kw_only=True):
 def exit_code(report: Report, *, strict: bool) -> Exit:
     """Return the exit code for a report.
 
-    Unreadable objects matter only if there is no error.
+    Objects that could not be read matter only if no finding already makes the check fail.
     """
     counts = {Severity(word) for word, count in report.summary.items() if count}
     if Severity.ERROR in counts or (strict and counts & {Severity.WARN, Severity.SUGGEST}):

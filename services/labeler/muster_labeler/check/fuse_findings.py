@@ -96,9 +96,9 @@ def _at_zero(
 ) -> Iterable[Finding]:
     """Report fuse resources without an allocatable device.
 
-    After a plugin is removed, the kubelet keeps its resource for ever: for 5 minutes with its
-    capacity, then at 0 of 0. It reports the same for a plugin that has not registered since the
-    kubelet started, which matters if pods request the resource or other nodes offer it.
+    After a plugin is removed, the kubelet lists its resource for ever: for 5 minutes with the
+    former capacity, then as 0 of 0. A plugin that has not registered since the kubelet started
+    looks the same. That is a problem if pods request the resource or other nodes offer it.
     """
     if node.ready_since is None:
         return
@@ -136,7 +136,7 @@ def _at_zero(
 
 
 def _look(node: model.Node, agent: model.Pod | None, commands: Commands) -> str:
-    """Return the command that shows the cause of a resource at 0, without deleting the pod."""
+    """Return the command that shows why a resource is at 0: a log, or the node's pods."""
     if agent is None:
         return commands.pods_of(node.name)
     return commands.kubectl("logs", agent.name, "-n", agent.namespace, "--tail=50")

@@ -49,7 +49,7 @@ _REASONS: Final = {
     Way.VOLUME: "pods mount without a resource, a device or a capability",
     Way.ANNOTATION: "pods get the device without a resource; to mount, they need CAP_SYS_ADMIN",
     Way.RESOURCE: "autoscalers know the resource; to mount, pods need CAP_SYS_ADMIN. A claim of a "
-    "ResourceClaimTemplate would stop a Cluster Autoscaler: only request the resource",
+    "ResourceClaimTemplate would stop a Cluster Autoscaler: request only the resource itself",
     Way.PLUGIN: "no other way works on every node; to mount, pods need CAP_SYS_ADMIN",
 }
 

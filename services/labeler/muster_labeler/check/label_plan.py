@@ -161,7 +161,8 @@ def objection(planned: Sequence[Row], allowed: Allowed, *, covering: str | None)
         return None
     left = unlabelled_after(planned)
     if covering is not None and left:
-        return f"{covering} names every GPU node already; labels on some would hide {some(left)}"
+        hidden = f"labels on only some nodes would hide {some(left)}"
+        return f"{covering} names every GPU node already; {hidden}"
     if left:
         return (
             f"{len(left)} of {len(planned)} GPU nodes would remain without "

@@ -21,7 +21,7 @@ def evaluate(view: ClusterView, commands: Commands) -> Iterable[Finding]:
                 Id.RUN002,
                 Severity.ERROR,
                 f"{claim.metadata.namespace}/{claim.metadata.name}",
-                "NATS has no volume: the claim names no StorageClass, and none is the default",
+                "NATS has no volume: the claim names no StorageClass, and there is no default",
                 command=commands.kubectl("get", "storageclass"),
                 docs="docs/install.md",
             )

@@ -43,7 +43,7 @@ _NOUNS = {
     "fusePods": ("FUSE pod", "FUSE pods"),
     "plugins": ("pod of a known plugin", "pods of known plugins"),
 }
-"""Singular and plural of each count in text; in JSON the keys are used unchanged."""
+"""The singular and plural noun of each count in the text report; JSON uses the keys."""
 _FAILING = frozenset({Severity.ERROR, Severity.WARN})
 _ORDER = tuple(Severity).index
 """The worst findings come first."""
@@ -160,7 +160,7 @@ async def _read(
 
 
 async def _read_plugins(reader: cluster_reader.ClusterReader) -> plugin_facts.View:
-    """Return the objects, other than nodes and pods, that plugins and drivers are checked with."""
+    """Return the objects that the checks of plugins and drivers need besides nodes and pods."""
     dra = "/apis/resource.k8s.io/v1"
     read = reader.plugin_objects
     async with asyncio.TaskGroup() as group:

@@ -130,7 +130,7 @@ def _unlabel_gpus(
     Parameters
     ----------
     dry_run
-        Only show.
+        Only show what would be removed.
     objects
         Also remove the node conditions, the inventory and the Lease of the labeler.
 
@@ -159,7 +159,7 @@ def _uninstall(
     Parameters
     ----------
     dry_run
-        Only show.
+        Only show what would be removed.
     yes
         Do not ask for confirmation.
 

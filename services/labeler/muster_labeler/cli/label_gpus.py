@@ -58,7 +58,7 @@ def run(request: Request) -> int:
     if not 0 < request.write.rate <= _RATE_MAX:
         raise options.UsageError(f"--rate must be greater than 0 and at most {_RATE_MAX:g}")
     if request.features and (request.is_writing or len(request.write.node) != 1):
-        raise options.UsageError("--features requires exactly one --node, and excludes --apply")
+        raise options.UsageError("--features requires exactly one --node, and no --apply")
     aliases = options.aliases(request.cluster.aliases)
     try:
         return asyncio.run(carry_out(request, aliases))
@@ -150,7 +150,7 @@ def _unread(request: Request, unread: Sequence[findings.Unread]) -> str | None:
         output.warn(request.command, f"not read: {entry.why}")
     if not unread or (request.label and request.label.unheard):
         return None
-    return "the best sources about the GPUs could not be read; pass --unheard"
+    return "the best sources about the GPUs could not be read; pass --unheard to ignore that"
 
 
 async def _write_all(
@@ -309,7 +309,7 @@ def _write_features(
     """Write one node's labels to a file that node-feature-discovery reads.
 
     NFD's worker reads the folder features.d on its node (NFD docs, customization guide: local
-    feature source), so that an agent on a node only needs permission to read nodes.
+    feature source), so an agent on the node needs permission to read nodes, but not to write them.
     """
     assert request.features is not None, "a file was named"
     (name,) = request.write.node

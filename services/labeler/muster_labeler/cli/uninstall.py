@@ -1,8 +1,8 @@
 """Adapter: the command line: `muster uninstall` removes muster from a cluster, nodes included.
 
-First it ends the workloads, NATS last, and removes the namespace, so that no labeler is left that
-would label a node again; then it removes labels, annotations and conditions of nodes; then muster's
-objects outside the namespace. Each step can be repeated.
+It first ends the workloads (NATS last) and removes the namespace, so that no labeler is left to
+label a node again. Next it removes the labels, annotations and conditions of nodes, and finally
+muster's objects outside the namespace. Each step can be repeated.
 """
 
 import asyncio
@@ -49,9 +49,9 @@ _WORKLOADS: Final = (
     (("daemonsets", "deployments"), "app.kubernetes.io/name!=muster-nats"),
     (("statefulsets",), ""),
 )
-"""What ends at the same time, in this order, each with a selector of its pods.
+"""Groups of workloads in the order of their end, each with a selector of its pods.
 
-NATS with clients stays for its lame-duck time.
+A group ends as a whole. NATS is last: while it has clients, it waits for its lame-duck time.
 """
 _READING: Final = (
     Permission("list", "nodes"),

@@ -186,7 +186,7 @@ class NodeApi:
         return await self._apply(node, metadata, expected, force=force)
 
     async def unlabel(self, node: model.Node) -> model.Node | Failure:
-        """Remove muster's labels from a node by applying none; return the node read back."""
+        """Remove muster's labels from a node by applying an empty set; return the new node."""
         metadata = {"name": node.name, "uid": node.uid}
         removed: dict[str, str | None] = dict.fromkeys(node.our_labels)
         return await self._apply(node, metadata, removed, force=False)
@@ -194,8 +194,9 @@ class NodeApi:
     async def remove_condition(self, node: model.Node) -> Failure | None:
         """Remove muster's condition from a node.
 
-        It is removed by name. An apply without it would also remove every condition without an
-        owner, such as conditions that a kubelet has not changed since it created its node.
+        The patch names the condition. A server-side apply that omits it would also remove every
+        condition without an owner, such as those that a kubelet has not changed since it created
+        its node.
         """
         conditions = [{"$patch": "delete", "type": model.CONDITION}]
         answer = await write(

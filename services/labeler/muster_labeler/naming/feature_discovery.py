@@ -29,7 +29,7 @@ _PAIR = re.compile(r"([0-9]{1,9})\.([0-9]{1,9})")
 _CLIQUE = re.compile(r"[A-Za-z0-9][-A-Za-z0-9_.]{0,61}[A-Za-z0-9]")
 
 _MODES: Final[Mapping[str, str]] = {"0x0300": "graphics", "0x0302": "compute"}
-"""By PCI base class and subclass: VGA controllers and the 3D controllers of data centres."""
+"""The mode by PCI base class and subclass: VGA controllers, and 3D controllers of data centres."""
 
 _FAMILIES: Final = (
     ((1, 0), "tesla"),
@@ -46,7 +46,7 @@ _FAMILIES: Final = (
     ((12, 0), "blackwell"),
     ((13, 0), "rubin"),
 )
-"""Each architecture's first compute capability, within a major (internal/lm/resource.go)."""
+"""Each architecture's lowest compute capability in each major version (internal/lm/resource.go)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +232,7 @@ def _value(text: str) -> str:
 
 
 def _model(products: Iterable[str], *, first: Iterable[str] = ()) -> str:
-    """Return the product for all: the most frequent in `first`, then the first by name."""
+    """Return one product for all: first those in `first`, then the most frequent, then by name."""
     counts = Counter(products)
     preferred = set(first)
     return min(counts, key=lambda product: (product not in preferred, -counts[product], product))
@@ -250,7 +250,7 @@ def _profiles(
 
 
 def _shares(resources: Iterable[vocabulary.GpuResource]) -> dict[str, _Share]:
-    """Return the sharing of each profile's devices; if only some are shared, theirs."""
+    """Return how each profile's devices are shared: if only some are, how those are shared."""
     shares: dict[str, _Share] = {}
     for resource in resources:
         profile = _dotted(resource.profile)

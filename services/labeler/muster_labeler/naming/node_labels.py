@@ -76,7 +76,7 @@ class LabelStatus:
 
     @property
     def foreign_owners(self) -> str:
-        """Return the label's other owners as text; empty if it has none, or without a label."""
+        """Return the label's other owners as text; empty if there is no label or no other owner."""
         if self.current is None or (self.is_ours and not self.other_owners):
             return ""
         return ", ".join(self.other_owners) or "an unknown manager"
@@ -139,7 +139,7 @@ def provenance(
 def covering_scheme(statuses: Sequence[LabelStatus]) -> str | None:
     """Return the key of another scheme that names every GPU node with certainty, if any.
 
-    Then SkyPilot does not need muster's label, which on only some nodes would hide the others.
+    SkyPilot then needs no label from muster; a label on only some nodes would hide the others.
     """
     if not statuses or any(status.current is not None for status in statuses):
         return None

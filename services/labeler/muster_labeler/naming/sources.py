@@ -134,7 +134,7 @@ _INSTANCE_TYPES: Final = tuple(
         (r"gpu-(h100|h200|b200|b300|l40s)-.+", ""),
     )
 )
-"""Only a hint, and a label only on request: the type shows what was ordered, not what is there."""
+"""A hint, used for a label only on request: the type shows what was ordered, not what is there."""
 
 
 def identify(node: model.Node, evidence: Evidence = NO_EVIDENCE) -> Identity:

@@ -50,8 +50,8 @@ class Fleet:
         """New nodes; their plugins may have reported before the API showed the nodes."""
         self._decided: dict[str, decisions.Decision] = {}
         self._pending: dict[str, tuple[decisions.Action, str, str]] = {}
-        """What each node waits for (WAIT: a retry, HOLD: until all nodes can be labelled, REFUSE:
-        a permission), the cause of its decision, and the reason."""
+        """What each node waits for (WAIT: a retry, HOLD: that all nodes can be labelled, REFUSE: a
+        permission), the cause of its decision, and the reason."""
         self._all_or_nothing = decisions.AllOrNothing()
         self.inventory_version = 0
         """Increases whenever the result of `reported` may have changed."""
@@ -279,12 +279,12 @@ class Fleet:
 
 
 def _ordering(event: codec.CloudEvent) -> codec.CloudEvent:
-    """Return an event without its content: ordering 10,000 nodes then takes little memory."""
+    """Return an event without its content, so that ordering 10,000 nodes takes little memory."""
     return msgspec.structs.replace(event, id="", type="", boot="", data=_NOTHING)
 
 
 def _predates(event: codec.CloudEvent, node: model.Node) -> bool:
-    """Return whether an inventory comes from an earlier node of this name; clocks may differ."""
+    """Return whether an inventory is from an earlier node of this name, despite clock skew."""
     return node.created is not None and event.time < node.created - _SKEW
 
 

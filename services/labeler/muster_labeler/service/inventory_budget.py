@@ -70,8 +70,8 @@ class InventoryBudget:
 class Backlog:
     """How long messages of a stream have been waiting for their reader.
 
-    When a message is read while `left` more are stored, those are counted down: until the last of
-    them is read, the reader is late by at least the time since then.
+    When a message is read while `left` later messages are stored, these are counted down. Until the
+    last of them is read, the reader is late by at least the time since the count began.
     """
 
     def __init__(self) -> None:

@@ -265,7 +265,7 @@ class Reconciler:
         )
 
     def _may_suggest(self) -> bool:
-        """Return whether to suggest; without a leader all do, and the bus drops duplicates."""
+        """Return whether to publish suggestions; without a leader, all replicas publish them."""
         election = self._election
         return election is None or election.term() is not None or election.problem() is not None
 

@@ -14,7 +14,7 @@ from muster.service import logs, metrics
 from muster_labeler.service import decision_publisher, fleet, inventory_budget, limits
 
 Wants = Callable[[str, int], bool]
-"""Whether to read a message, by its subject and how many messages are stored behind it."""
+"""Decides whether to read a message, from its subject and the number of later messages."""
 
 _REFUSED: Final = metrics.counter(
     "muster_labeler_refused_total",
@@ -31,9 +31,10 @@ _AGAIN_GAP_S: Final = 0.02
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bus:
-    """The bus: yields the newest event of each subject, then every new event; and publishes.
+    """The bus: reads the newest event of each subject, follows new events, and publishes.
 
-    `newest` yields those of one node, or of all with an empty name. Both skip what `wants` rejects.
+    `newest` yields the events of one node, or of all nodes if the name is empty. Both `newest` and
+    `follow` skip the messages that `wants` rejects.
     """
 
     newest: Callable[[Wants, str], AsyncIterator[codec.CloudEvent]]
@@ -120,7 +121,7 @@ class StreamReader:
             logs.logger().warning("inventory_refused", reason=refusal, node=node)
 
     async def _read_again(self) -> NoReturn:
-        """Read the inventories of nodes from the stream that are new, or that had sent too much."""
+        """Read the stored inventories of new nodes, and of nodes that had sent too much."""
         while True:
             await asyncio.sleep(_AGAIN_S)
             for node in self._fleet.take_unread():

@@ -37,7 +37,7 @@ class Kind(enum.StrEnum):
 
 
 class Usb(msgspec.Struct, frozen=True, kw_only=True):
-    """A USB device. `port` is where it is plugged in (`1-1.4`); each plugging in increases `dev`.
+    """A USB device in a `port` such as `1-1.4`; `dev` increases whenever it is plugged in.
 
     Names are as in /sys/bus/usb/devices; vendor and product are four lower-case hex digits.
     """

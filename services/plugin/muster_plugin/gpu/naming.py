@@ -222,7 +222,7 @@ def _name(candidate: Candidate, rules: config_gpus.Gpus, note: NoteProblem) -> s
     if _COMPUTE_SLICE.match(profile):
         note(
             f"{label}: {profile} is part of a GPU instance, for which NVIDIA has no resource; "
-            "name it in resources, with mig: that profile"
+            "give it a name in resources, with mig set to that profile"
         )
         return ""
     name = f"{config_gpus.DOMAIN}/mig-{profile.replace('+', '.')}"

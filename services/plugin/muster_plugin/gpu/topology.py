@@ -217,7 +217,7 @@ def _slacks(sums: Mapping[int, int], lack: int, most: int) -> dict[int, int]:
 
 
 def _by_highest(count: int, slacks: Mapping[int, int]) -> list[list[tuple[int, int]]]:
-    """Return the sets with their slacks, least first, by their highest bit."""
+    """Return the sets with their slacks, grouped by their highest bit, the least slack first."""
     lists: list[list[tuple[int, int]]] = [[] for _ in range(count)]
     for members, slack in slacks.items():
         lists[members.bit_length() - 1].append((slack, members))

@@ -17,7 +17,7 @@ from muster_plugin.config import gpus
 from muster_plugin.model import errors, gpu
 
 CATALOGUE: Final = "policies/xids.json"
-"""Below the package's directory, as are the presets."""
+"""The path below the package's directory, where the presets are too."""
 DISABLE: Final = "DP_DISABLE_HEALTHCHECKS"
 ENABLE: Final = "DP_ENABLE_HEALTHCHECKS"
 

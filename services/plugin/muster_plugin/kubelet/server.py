@@ -78,7 +78,7 @@ class Observer(Protocol):
     """The node's part in the kubelet's calls: it checks paths and receives allocations."""
 
     async def missing_paths(self, paths: Sequence[str]) -> str:
-        """Return the missing host paths as text, after advertising their loss; empty if none.
+        """Advertise that missing host paths are gone; return them as text, empty if none is.
 
         Raises TimeoutError after about a second. The kubelet sets no deadline, and while Allocate
         hangs it does not admit any pod (1.36.2).

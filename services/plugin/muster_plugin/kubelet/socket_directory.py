@@ -93,7 +93,7 @@ def other_owner(
     *,
     besides: Collection[str],
 ) -> str:
-    """Name a resource that another plugin serves, and that plugin; empty if there is none.
+    """Return a resource that another plugin serves, with its owner; empty if there is none.
 
     The sockets in `besides` are those of a predecessor that has handed over.
 

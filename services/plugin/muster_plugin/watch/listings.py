@@ -34,10 +34,10 @@ class Listings:
         self.listed = observation.Listed()
         """The kubelet's latest answer."""
         self.steady_at = now
-        """Until then, the kubelet counts as just started."""
+        """The time until which the kubelet counts as just started."""
         self.has_changed = False
         self.has_learned = False
-        """The caller resets both."""
+        """The caller resets both flags."""
         self._listings: dict[str, Listing] = {}
         self._settles_s = settles_s
         self._was_answering = False

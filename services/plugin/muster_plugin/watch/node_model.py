@@ -185,7 +185,7 @@ class NodeModel:
         self._sockets.record_scan(files, now)
 
     def _probe_soon(self, dropped: Sequence[str], now: float) -> None:
-        """Probe the sockets soon that may serve resources which the kubelet dropped."""
+        """Schedule early probes of sockets that may serve resources which the kubelet dropped."""
         dropped_or_unknown = {*dropped, None}
         for socket in self._sockets if dropped else ():
             if self._resource_of(socket) in dropped_or_unknown:

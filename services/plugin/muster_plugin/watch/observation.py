@@ -29,7 +29,7 @@ class Directory(enum.StrEnum):
 
 
 class SocketFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A socket file; `identity` changes when it is recreated, `created_at` is for comparison."""
+    """A socket file; `identity` changes when it is recreated, `created_at` only orders files."""
 
     directory: Directory = Directory.PLUGINS
     name: str

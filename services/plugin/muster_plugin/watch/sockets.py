@@ -17,7 +17,7 @@ from muster_plugin.watch import backoff, finding, observation
 SOCKETS_MAX: Final = 256
 AT_ONCE_MAX: Final = 32
 PERIOD_S: Final = 15.2
-"""Together with a probe's timeout, a plugin that stops answering is detected within 20 s."""
+"""A plugin that stops answering is detected within 20 s: this period, and a probe's timeout."""
 _UNWATCHED_PERIOD_S: Final = 20.0
 _WINDOW_S: Final = 60.0
 CONNECTIONS_MAX: Final = 4

@@ -203,7 +203,7 @@ def _path(reader: peer_file.Reader, value: object, path: str) -> dict[str, objec
             if not permissions:
                 reader.note_difference(
                     "permissions",
-                    f"entries without any get {_PERMISSIONS}, generic's default; muster's is rw",
+                    f"entries without it get generic's default, {_PERMISSIONS}; muster's is rw",
                 )
             if read_only:
                 reader.note_difference(
