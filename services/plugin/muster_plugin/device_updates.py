@@ -343,7 +343,7 @@ class PodDevices:
         self._checkpointed_at: int | None = None
 
     def poll_if_listed(self) -> None:
-        """Poll soon if any plugin has sent the kubelet a list, which may displace this plugin's."""
+        """Poll soon after any plugin sends the kubelet a list, which may displace this one's."""
         before = self._checkpointed_at
         self._checkpointed_at = socket_directory.checkpointed_at(self._sockets)
         if self._checkpointed_at != before:

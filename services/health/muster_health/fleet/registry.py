@@ -215,7 +215,7 @@ class Registry:
     def inhibit(
         self, changed: tracked_plugin.TrackedPlugin
     ) -> Iterable[tracked_plugin.TrackedPlugin]:
-        """Let only one alert report that a node is down; return the plugins that change."""
+        """Let only one alert report that a node is down; return the plugins that this changes."""
         return _inhibit(self.nodes[changed.node].everything)
 
     def may_open(self, now: float) -> bool:

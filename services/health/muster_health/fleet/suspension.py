@@ -37,7 +37,7 @@ class Budget:
         self._least_s = mass_failure.lasts_s(settings)
         self._most_s = _MASS_FAILURES * self._least_s
         self._left: dict[str, tuple[float, float]] = {}
-        """The seconds left at a given time, for each suspended plugin; the oldest first."""
+        """How many seconds of suspension each plugin had left, and when; the oldest entry first."""
         self._since: dict[str, float] = {}
         """Since when the suspended plugins have been suspended."""
 

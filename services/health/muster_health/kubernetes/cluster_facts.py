@@ -188,10 +188,10 @@ def _uids(shape: objects.Pod) -> tuple[str, str]:
 
 
 def _may_serve(shape: _PodWithVolumes, name: str, *more: str) -> bool:
-    """Return whether a pod that is not muster's mounts a directory where such a socket is created.
+    """Return whether a pod that is not muster's mounts a directory where plugins create sockets.
 
-    Drivers use other directories than device plugins, whose resources have a slash in their names.
-    `more` are further directories.
+    Drivers use other directories than device plugins. A name with a slash is a device plugin's
+    resource. `more` are further directories.
     """
     volumes = shape.spec.volumes if shape.spec is not None else None
     paths = (volume.host_path.path for volume in volumes or () if volume.host_path is not None)

@@ -87,7 +87,7 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True):
     alerts_per_minute: Count = 60
     alerts_per_node_minute: Count = 10
     nodes: Count = 20_000
-    """How many nodes are tracked while the Kubernetes API has not listed the nodes."""
+    """How many nodes are tracked until the Kubernetes API has listed the nodes."""
     plugins_per_node: Count = vocabulary.PLUGINS_MAX
     devices_per_plugin: Count = 10_000
     alerts_per_plugin: Count = 32

@@ -52,7 +52,7 @@ class KnownFault(msgspec.Struct, frozen=True, omit_defaults=True):
 class KnownRefusal(msgspec.Struct, frozen=True, kw_only=True):
     """A refused configuration, as saved; `since` is the time of day, in seconds since 1970.
 
-    `instance` and `config_hash` are empty if only its alert remains.
+    `instance` and `config_hash` are empty if only the alert about it remains.
     """
 
     since: float

@@ -101,7 +101,7 @@ class SelfReported:
         return self.due is None and not self.suspended
 
     def is_common(self, interval_s: float, now: float) -> bool:
-        """Return whether a problem that others may share is about to lead to a verdict."""
+        """Return whether a problem that other plugins may share is about to lead to a verdict."""
         problem = self.problem
         if problem is None or problem.verdict not in _COMMON:
             return False

@@ -121,7 +121,7 @@ class TrackedPlugin(parts.Parts):
         return self.verdict.is_silent
 
     def is_suspect(self, now: float) -> bool:
-        """Return whether the plugin is silent, or has a problem that others may share."""
+        """Return whether the plugin is silent, or has a problem that other plugins may share."""
         if self.verdict.state is State.HEALTHY and self.reported.problem is None:
             return False
         return self.verdict.is_suspect(now)
@@ -138,7 +138,7 @@ class TrackedPlugin(parts.Parts):
         return steps.Failure(steps.Manner.SILENT, at, self.common_causes())
 
     def common_causes(self) -> tuple[str, ...]:
-        """Return possible common causes of the plugin's silence, which others may share."""
+        """Return possible causes of the plugin's silence that other plugins may share."""
         server = liveness.short_server(self.alive.connections.server)
         return (*self.causes, f"server={server}") if server else self.causes
 

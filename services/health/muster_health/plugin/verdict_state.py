@@ -221,7 +221,7 @@ class VerdictState:
         return self.state is State.SUSPECT and self.investigation.is_about_silence
 
     def is_suspect(self, now: float) -> bool:
-        """Return whether the plugin is silent, or has a problem that others may share."""
+        """Return whether the plugin is silent, or has a problem that other plugins may share."""
         if self.is_silent:
             return True
         is_common = self.reported.is_common(self.alive.order.interval_s, now)

@@ -206,7 +206,7 @@ def is_replacing(problem: Problem, answer: signals.Facts) -> bool:
 def contradicts(watched: vocabulary.Watched, offers: Mapping[str, signals.Offer] | None) -> bool:
     """Return whether the node offers devices of a resource of which the kubelet lists none.
 
-    Both come from the same list in the kubelet, which writes it to the node every 10 s.
+    Both numbers come from one list in the kubelet, which writes them to the node every 10 s.
     """
     offer = (offers or {}).get(watched.name)
     return offer is not None and offer.allocatable > 0 and watched.listed == 0

@@ -174,7 +174,7 @@ class WatchedMachine(verdict.VerdictMachine):
         offers: Mapping[str, signals.Offer] | None,
         grace_s: float,
     ) -> problems.Problem | None:
-        """Return the problem, or the contradiction if the node contradicts the verdict."""
+        """Return the problem, or else how the node's offer contradicts the verdict."""
         mismatch_s = self.context.settings.mismatch_s
         if self._is_contradicted(watched, offers):
             return watched_findings.offered_otherwise(watched, offers, mismatch_s)

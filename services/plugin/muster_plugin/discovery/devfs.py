@@ -319,7 +319,7 @@ def _numa(levels: Sequence[str]) -> int | None:
 
 
 def _ids(levels: Iterable[str]) -> tuple[str, str]:
-    """Return vendor and product id of the USB device, else of the PCI device, in hexadecimal."""
+    """Return the hexadecimal vendor and product ids of the USB device, or else the PCI device."""
     for level in levels:
         if vendor := _read(f"{level}/idVendor"):
             return vendor.lower(), (_read(f"{level}/idProduct") or "").lower()

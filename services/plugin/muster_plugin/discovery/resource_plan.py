@@ -255,7 +255,7 @@ def _container_path(entry: resources.Entry, match: scan_result.Match) -> str:
 
 
 def _numa(values: Iterable[int | None]) -> int | None:
-    """Return the NUMA node that all nodes share, else None: a partly wrong hint would be worse."""
+    """Return the NUMA node that all nodes share; None if they differ, as no hint is then right."""
     numbers = {numa for numa in values if numa is not None and numa >= 0}
     return numbers.pop() if len(numbers) == 1 else None
 

@@ -1,12 +1,13 @@
 """Pure: the nodes of a scan, and which of them an entry matches, always in the same order.
 
 Paths are those of the host, wherever its root is mounted. A node has several names: its own path
-and the links that lead to it. A node is one match, under its own path if that matches, else under
-the first link that does. With `every_name`, as in smarter-device-manager, each matching name is a
-match.
+and the links that lead to it. An entry matches a node only once: under the node's own path or, if
+that does not match, under the first link that does. With `every_name`, as in
+smarter-device-manager, each matching name is a match of its own.
 
-In muster a wildcard for a `Device` does not match directories (generic-device-plugin passes on
-their content), nor anything that a runtime cannot pass as a device node, such as a socket.
+A wildcard for a `Device` matches no directory, although generic-device-plugin passes on the content
+of directories. Nor does it match a file that a runtime cannot pass as a device node, such as a
+socket.
 """
 
 import bisect
@@ -53,8 +54,9 @@ class Usb(msgspec.Struct, frozen=True, kw_only=True):
 class Node(msgspec.Struct, frozen=True, kw_only=True):
     """One device node, file or directory. `links` are links that lead to it.
 
-    `subsystem`, `driver` and the ids are the device's, else those of the nearest parent that has
-    them. `attrs` are sysfs attributes, of the device first and then of its parents.
+    `subsystem`, `driver` and the ids are those of the device or, if it has none, those of its
+    nearest parent that has them. `attrs` are sysfs attributes, of the device first and then of its
+    parents.
     """
 
     path: str

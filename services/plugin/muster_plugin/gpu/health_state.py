@@ -336,7 +336,7 @@ class GpuCondition:
 
 
 def _is_exhaustive(scan: gpu.Scan) -> bool:
-    """Return whether unlisted GPUs are gone; an unreadable GPU without a uuid may be one."""
+    """Return whether unlisted GPUs are gone; one may be an unreadable GPU without a uuid."""
     if scan.driver is gpu.Driver.READY:
         return all(failed.uuid for failed in scan.unreadable)
     return scan.driver is gpu.Driver.NOT_LOADED

@@ -221,7 +221,8 @@ def _units(name: str, shares: Iterable[_Share], problems: list[str]) -> tuple[ad
 def _rule(name: str, rules: gpus.Gpus, *, is_permanent: bool) -> resources.Resource:
     """Return the rule of a GPU resource in the form of a device-node rule.
 
-    A resource that exists only as long as its devices is `per_match`, with a wildcard as its name.
+    If the resource exists only as long as its devices, the rule is `per_match` and its name is a
+    wildcard.
     """
     domain = name.partition("/")[0]
     return resources.Resource(

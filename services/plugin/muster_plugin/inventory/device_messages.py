@@ -157,7 +157,7 @@ class Listing(msgspec.Struct, frozen=True):
 def group_replicas(
     devices: Iterable[tuple[vocabulary.Device, str]],
 ) -> tuple[vocabulary.Device, ...]:
-    """List equal replicas of one physical device once; `devices` are pairs with that device.
+    """List equal replicas of one physical device once; `devices` are (replica, physical) pairs.
 
     Subscribers see a GPU as a whole. Device nodes are known by their ids, so only Healthy device
     nodes are combined.

@@ -58,8 +58,8 @@ class Allocator:
 
         `present` are the `optional_paths` that exist now, and `annotation` is a unique name.
 
-        Health is not checked: the kubelet offers only Healthy devices, and a refusal would make it
-        fail one pod after another (kubelet devicemanager/manager.go).
+        Health is not checked: the kubelet offers only Healthy devices, and after a refusal the
+        kubelet would fail one pod after another (kubelet devicemanager/manager.go).
         """
         requested = [self._units(ids) for ids in containers]
         answers = [

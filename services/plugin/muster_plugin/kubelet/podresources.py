@@ -97,10 +97,9 @@ class PodResourcesCheck:
         self.mismatches: Mapping[str, str] = {}
         """Persistent differences by resource, in words."""
         self.displaced: Mapping[str, str] = {}
-        """By resource, the devices that the kubelet persistently lists if it lists none of the
-        plugin's; empty if it lists some of the plugin's. Resources for which neither is certain are
-        left out.
-        """
+        """By resource, the devices that the kubelet persistently lists instead of the plugin's;
+        empty if it lists some of the plugin's. Resources for which neither is certain are left
+        out."""
         self._since: dict[str, dict[str, float]] = {}
         self._compared_at = -math.inf
 

@@ -213,7 +213,7 @@ def age_s(at: float | None, now: float) -> float:
 
 
 def readiness(resources: Iterable[vocabulary.ResourceBeat], *, probe_s: float) -> str | None:
-    """Return why the plugin is not ready, or None; it probes itself every `probe_s`."""
+    """Return why the plugin is not ready, or None; its self-probes are due every `probe_s`."""
     problems = []
     for status in resources:
         if status.problem:

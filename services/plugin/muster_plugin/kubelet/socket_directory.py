@@ -78,7 +78,7 @@ def checkpointed_at(directories: Iterable[Path]) -> int | None:
 
 
 def served_sockets(directories: Iterable[Path], slugs: Collection[str]) -> list[str]:
-    """Return the sockets for the resources with these slugs that some process serves."""
+    """Return the sockets that some process serves for the resources with these slugs."""
     return [
         str(path)
         for path in _ours(directories)

@@ -42,7 +42,7 @@ async def call(
 ) -> unary_call.Outcome | None:
     """Call a method without arguments; return None if no answer arrives in time.
 
-    Raises OSError if the connection breaks, and Late.
+    Raises Late, or OSError if the connection breaks.
     """
     loop = asyncio.get_running_loop()
     reader = unary_call.UnaryAnswer(bytes_max)

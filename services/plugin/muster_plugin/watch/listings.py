@@ -12,7 +12,7 @@ RESOURCES_MAX: Final = 256
 FORGOTTEN_S: Final = 24 * 3600.0
 """A plugin whose socket and devices have been gone for this long counts as uninstalled."""
 AWAY_S: Final = 300.0
-"""A kubelet that is away for longer is not just restarting: findings are no longer held."""
+"""A kubelet that is away for longer is not just restarting: findings may begin again."""
 TOGETHER_S: Final = 5.0
 """Sockets and resources that appear or disappear within this time belong together."""
 
@@ -67,7 +67,7 @@ class Listings:
     def expected(self, resource: str) -> int | None:
         """Return how many devices should be listed; None if that is unknown.
 
-        If no count is known and none is listed, it is the last count above 0.
+        If no count is known and no device is listed, the result is the last count above 0.
         """
         expected = self.expectations.expected(resource)
         if expected is None and self[resource].count == 0:

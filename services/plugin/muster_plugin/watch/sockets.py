@@ -58,7 +58,7 @@ class Socket:
         self.servers = 0
         """How many processes have served this path."""
         self._ended, self._ended_at = "", -math.inf
-        """The identity of the last process that ended, and the time."""
+        """The identity of the last process that ended, and when it ended."""
         self._backoff = backoff.ProbeBackoff()
         self._refusals = 0
         self._asked_at: float | None = None
@@ -242,7 +242,7 @@ class Socket:
 
 
 def best(group: Sequence[Socket]) -> Socket | None:
-    """Return the preferred socket: served before leftover, and newer before older."""
+    """Return the preferred socket: a served one before a leftover one, then the newest."""
 
     def rank(socket: Socket) -> tuple[int, int]:
         answer = socket.answer

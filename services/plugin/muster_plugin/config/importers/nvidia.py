@@ -153,7 +153,7 @@ def _imported(reader: peer_file.Reader, ours: _Tree) -> peer_file.ImportedConfig
 
 
 def _keys(reader: peer_file.Reader, file: _Tree, section: str) -> Iterator[tuple[str, _Value]]:
-    """Yield every setting of one section of the file with its path."""
+    """Yield every setting in one section of the file, each with its path."""
     value: object = file
     for word in section.split("."):
         value = value.get(word) if isinstance(value, Mapping) else None
