@@ -25,7 +25,7 @@ elsewhere, change this line and run scripts/generate.py and manifests.py.
 
 
 def __getattr__(name: str) -> object:
-    """Import the SDK on first use, because a plugin registers before it needs NATS."""
+    """Import the SDK on first use: a plugin registers with the kubelet before it needs NATS."""
     if name in {"CloudEvent", "MalformedEvent"}:
         from muster import codec  # noqa: PLC0415  # the point of this function
 

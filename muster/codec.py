@@ -1,4 +1,4 @@
-"""Pure: encodes and decodes events and heartbeats; MalformedEvent reports why one is invalid.
+"""Pure: encodes and decodes events and heartbeats; MalformedEvent says why a message is invalid.
 
 Events are encoded as CloudEvents 1.0 in structured JSON mode, so that any tool can read them;
 heartbeats are compact JSON. The subject, not the payload, identifies the sender, because NATS
@@ -37,7 +37,7 @@ class MalformedReason(enum.StrEnum):
 
 
 class MalformedEvent(ValueError):
-    """A message that is not a valid event; `reason` is counted, `detail` is for people."""
+    """A message that is not a valid event; metrics count `reason`, people read `detail`."""
 
     def __init__(self, reason: MalformedReason, detail: str) -> None:
         super().__init__(f"{reason}: {detail}")
@@ -121,7 +121,7 @@ def encode(
 ) -> bytes:
     """Return the event as CloudEvents 1.0 JSON.
 
-    `producer` is a path such as `plugins/device-plugin`; with the node it makes up `source`.
+    `producer` is a path such as `plugins/device-plugin`; `source` consists of it and the node.
     """
     return dump(
         CloudEvent(

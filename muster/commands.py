@@ -87,7 +87,7 @@ def how_to_install(*extras: str) -> str:
 
 
 def _origin() -> str | None:
-    """Return the source that muster was installed from, as pip's arguments with `[]` (PEP 610).
+    """Return pip's arguments for muster's source (PEP 610), with `[]` in place of the extras.
 
     Returns None if the source is of another kind or no longer exists.
     """

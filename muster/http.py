@@ -33,7 +33,7 @@ _HEAD_BYTES_MAX: Final = 64 * 1024
 _REFUSAL_S: Final = 1.0
 """The longest wait for the body of an error response."""
 _BRIEF_S: Final = 0.3
-"""The longest wait for a success response's body, which may still report an error."""
+"""The longest wait for the body of a successful response, which may still report an error."""
 _SUCCESS: Final = 2
 _NO_URL: Final = "expected a URL such as https://host/path"
 
@@ -264,7 +264,8 @@ class _Content(aiohttp.payload.BytesPayload):
 def _is_short_address(host: str) -> bool:
     """Return whether a host is a number or an IPv4 address of fewer than four parts.
 
-    inet_aton accepts these and aiohttp treats them as addresses, so no resolver would be asked.
+    inet_aton accepts these, and aiohttp treats them as addresses: it would connect without asking
+    the resolver, which checks addresses.
     """
     parts = host.rstrip(".").split(".")
     if not all(part.isascii() and part.isdecimal() for part in parts):

@@ -28,7 +28,7 @@ _SINCE: Final = prometheus_client.Gauge(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leadership:
-    """The leader's name, empty if unknown, and this process's term, None if it does not lead."""
+    """The leader's name (empty if unknown), and this process's term (None if it does not lead)."""
 
     leader: str
     term: int | None
@@ -92,7 +92,7 @@ class Election(abc.ABC):
         """Return why the leader has been unknown for too long; otherwise None."""
 
     async def terms(self) -> AsyncIterator[int | None]:
-        """Yield this process's term, None if it does not lead: now, and after every change."""
+        """Yield this process's term (None if it does not lead), now and after every change."""
         while True:
             term = self.current.term
             yield term
@@ -101,7 +101,7 @@ class Election(abc.ABC):
                     await self._changed.wait()
 
     async def failed(self) -> None:
-        """Wait until renewal fails, and raise its error: the term would no longer be renewed."""
+        """Wait until the renewing task fails, and raise its error: nobody would renew the term."""
         assert self._task is not None, "awaited before being entered"
         await asyncio.wait([self._task])
         self._task.result()

@@ -12,9 +12,9 @@ import msgspec
 from muster import vocabulary
 
 _LIMITS: Final = ((1_000, 50), (300, 20), (300, 5), (100, 1))
-"""Pairs of the longest text and the longest list; they are tried in this order."""
+"""The limits of texts and of lists, in pairs; the pairs are tried in this order."""
 _NAME_MAX: Final = 253
-"""The longest name; a name is never cut."""
+"""The maximum length of a name; names are never cut."""
 _MARK: Final = "... (shortened)"
 _Struct = TypeVar("_Struct", bound=msgspec.Struct)
 

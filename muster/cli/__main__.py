@@ -34,8 +34,8 @@ def run(
     Parameters
     ----------
     context
-        The kubeconfig's context of a cluster with muster: the command opens what it needs there
-        with your rights, and closes it.
+        The kubeconfig context of a cluster with muster. The command opens connections to that
+        cluster with your rights, and closes them at its end.
     namespace
         The namespace of muster in that cluster.
 

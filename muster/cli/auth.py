@@ -25,8 +25,8 @@ _KEYS: Final = Path("muster-keys")
 _HOSTS: Final = ("localhost", "127.0.0.1", "::1", "muster-nats", "*.muster-nats")
 _HOSTS_IN_CLUSTER: Final = ("muster-nats.muster", "*.muster-nats.muster.svc.cluster.local")
 _BY_HAND: Final = {
-    "node": "give nodes that have credentials new ones: muster auth node",
-    "reader": "give readers new credentials: muster auth reader",
+    "node": "give new credentials to the nodes that have some: muster auth node",
+    "reader": "give new credentials to readers: muster auth reader",
 }
 """The manual steps for credentials that no command can deliver."""
 
@@ -254,9 +254,10 @@ def cluster(
     Parameters
     ----------
     production
-        Keys and a certificate for `production`, instead of passwords.
+        Create keys and a certificate, as `production` requires, instead of passwords.
     context
-        The kubeconfig's context; by default its current one, or the cluster that this runs in.
+        The kubeconfig context; by default the current context, or the cluster that this command
+        runs in.
     namespace
         The namespace of muster.
     name

@@ -3,7 +3,8 @@
 Several processes may do so at once: the first to create an object determines its content, and
 existing objects are never replaced.
 
-`python -m muster.cli.cluster_keys` is the program of a Job. The services' image has no `cyclopts`.
+A Job runs this module as `python -m muster.cli.cluster_keys`, not as a command of `muster`, because
+the services' image has no `cyclopts`.
 """
 
 import argparse

@@ -2,8 +2,9 @@
 
 Every step has a deadline. The nodes, kubelets and GPUs are simulated, and the output says so.
 
-`python -m muster.cli.demo` plays the story in one of the containers of compose.yaml. It cannot send
-signals to other containers, so it plays only faults that the stand-ins can cause on request.
+`python -m muster.cli.demo` plays the story in one of the containers of compose.yaml. A container
+cannot send signals to the others, so the story has only faults that the stand-ins can cause on
+request.
 """
 
 import asyncio
@@ -163,7 +164,7 @@ class Containers:
 
 
 async def _on_containers(story: Story) -> None:
-    """Play on running containers, which keep running."""
+    """Play the story on containers that already run, and leave them running."""
     story.print(
         f"simulated: 3 nodes, their kubelets and {demo_steps.GPUS} GPUs; the rest is real\n"
     )

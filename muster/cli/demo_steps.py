@@ -64,7 +64,7 @@ class Steps:
         ]
 
     def on_request(self, a: str, b: str) -> list[tuple[str, Play]]:
-        """Return the steps whose faults stand-ins cause on request: a kubelet, a simulated GPU."""
+        """Return the steps for faults that the stand-ins for kubelets and GPUs cause on request."""
         kubelet_a = self._place.http(f"kubelet-{a}")
 
         async def refuse_and_drop() -> None:
@@ -207,7 +207,7 @@ class Steps:
     async def _delivered(
         self, kind: AlertKind, node: str, state: AlertState, since: float
     ) -> float:
-        """Return the seconds until the alert reached the webhook and the notifier confirmed it."""
+        """Return the seconds until the webhook had the alert and the notifier reported this."""
         _, alert = await self._recorder.first(
             vocabulary.AlertChanged,
             lambda event: (event.kind, event.node, event.state) == (kind, node, state),

@@ -20,7 +20,7 @@ _REFUSED_MAX: Final = 50
 _PLUGINS_MAX: Final = 100_000
 _LISTEN_S: Final = 6.0
 _INTERVALS: Final = 1.5
-"""How long to listen for heartbeats: in intervals of the slowest plugin, and at most in seconds."""
+"""The time to listen for heartbeats: `_INTERVALS` of the slowest plugin, at most `_LISTEN_S`."""
 
 
 async def has_all_rights(connected: bus.Bus) -> bool:
@@ -101,9 +101,9 @@ async def refused(connected: bus.Bus) -> Mapping[str, str]:
 
 
 async def heard(connected: bus.Bus, fleet: status.State | Broken | NotSeen) -> Mapping[str, str]:
-    """Return the version of each plugin that sends a heartbeat in the meantime.
+    """Return the version of each plugin whose heartbeat arrives while this function listens.
 
-    Listens until all healthy plugins have sent one, or until each should have sent one.
+    It listens until all healthy plugins have sent a heartbeat, or until each should have sent one.
     """
     listen_s, expected = _LISTEN_S, set[tuple[str, str]]()
     if isinstance(fleet, status.State):

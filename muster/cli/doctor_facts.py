@@ -56,7 +56,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class NotSeen:
-    """Why something was not observed; `is_refused` if observing it was attempted and refused."""
+    """Why something was not observed; `is_refused` if the attempt was refused."""
 
     why: str
     is_refused: bool = True

@@ -34,14 +34,14 @@ if TYPE_CHECKING:
 
 _CHECK_SHARE: Final = 1 / 3
 _REQUEST_SHARE: Final = 1 / 6
-"""The shares of the run's time limit for a check, and for a request within it."""
+"""The shares of the run's time limit that a check, and each request of a check, may take."""
 _METRICS_BYTES_MAX: Final = 1024 * 1024
-"""Enough for the version, which comes first; health appends series for each node at the end."""
+"""Enough for the version, which comes first; health's series for each node come at the end."""
 _SERVICES: Final = ("muster-health", "muster-labeler", "muster-notifier", "muster-gate")
 """The parts that report their version by HTTP; a plugin's version is in its heartbeats."""
 _SERVICES_MAX: Final = 12
 _READS_AT_ONCE: Final = 3
-"""A read by a thread waits for aiohttp, which looks up proxies in a thread of the same few."""
+"""The loop has few threads: more reads would delay aiohttp, which looks up proxies in one."""
 _VERSION: Final = re.compile(r'^muster_build_info\{[^}\n]*version="([^"\n]*)"', re.MULTILINE)
 _TIMESTAMP: Final = re.compile(
     r"^(muster_leader_since|muster_bus_certificate_ends)_timestamp_seconds ([0-9.e+]+)$",
@@ -85,14 +85,14 @@ class Process:
 
     def __init__(self, name: str, text: str) -> None:
         self.name = name
-        """The pod's name, or the service's on this machine."""
+        """The pod's name; on this machine, the service's name."""
         self.service = name.removeprefix("muster-").partition("-")[0]
         version = _VERSION.search(text)
         self.version = version[1] if version else ""
         times = {what: float(value) for what, value in _TIMESTAMP.findall(text)}
         self.certificate_ends = times.get("muster_bus_certificate_ends", 0.0)
         self.leads_since = times.get("muster_leader_since")
-        """In Unix seconds: 0 if another process leads, None if the service has no leader."""
+        """When it became the leader, in Unix seconds; 0 if another leads; None if nobody does."""
 
 
 class Observer:
@@ -281,7 +281,7 @@ class Observer:
         )
 
     async def _log_on(self) -> tuple[str, str]:
-        """Connect to NATS as administrator or else as reader; return its address and the rights."""
+        """Connect to NATS as administrator or else as reader; return the address and the rights."""
         cluster = self._cluster()
         try:
             role = installation.Role.ADMIN

@@ -92,7 +92,7 @@ def run_within(
 
 
 def unreached(error: ConnectionError, reasons: Sequence[str]) -> str:
-    """Return why NATS was not reached; if nobody named one, how to name a cluster."""
+    """Return why NATS was not reached and, if no address was given, how to name a cluster."""
     text = ": ".join((str(error), *reasons))
     return f"{text}; {texts.NAME_CLUSTER}" if client.DEFAULT_URL in text else text
 
@@ -181,7 +181,7 @@ class Recorder:
 async def subscribe_all(
     url: str, receive: Callable[[Message], Awaitable[None]], *, since: datetime | None = None
 ) -> AsyncIterator[bus.Bus]:
-    """Call `receive` with every heartbeat from now on, and every event since `since` or now."""
+    """Call `receive` with each heartbeat from now on, and each event since `since` (None: now)."""
 
     async def follow(stream: streams.Stream) -> None:
         async for event in consumers.follow(

@@ -34,7 +34,7 @@ Health = Annotated[
 
 _TIMEOUT_S: Final = 5.0
 _STATE_BYTES_MAX: Final = 512 * 1024 * 1024
-"""The size limit of a state: several times that of a fleet of 100,000 nodes."""
+"""The size limit of a state; a fleet of 100,000 nodes needs only a fraction of it."""
 _NO_HEALTH: Final = (
     f"no health service runs on this machine as part of `muster up`; {texts.NAME_CLUSTER}, "
     "or the address of a health service with --health or MUSTER_HEALTH_URL"
@@ -183,7 +183,7 @@ def _checked(address: str) -> str:
 
 
 def running_here(service: str = "health") -> list[tuple[str, str | None]]:
-    """Return the addresses of a service and NATS per `muster up` of this user, newest first."""
+    """Return the addresses of a service and NATS in each `muster up` of this user, newest first."""
     places = []
     for log in Path(tempfile.gettempdir()).glob(f"muster-*/{service}.log"):
         # `muster up` removes its files when it ends; other users' directories are not used

@@ -53,10 +53,10 @@ NEEDS: Final[Mapping[str, Need]] = {
     "status": Need.HEALTH,
     "why": Need.HEALTH | Need.EVENTS,
 }
-"""The needs of each command that accepts `--context`."""
+"""The services that each command with the option `--context` needs."""
 _BUS: Final = Need.EVENTS | Need.WHOLE_BUS
 _REPLACED: Final = {"--health": Need.HEALTH, "--url": _BUS}
-"""The option with the address of each need; if it is set, the need is not opened."""
+"""The option with the address of each service; if it is set, no connection is opened."""
 
 
 def run(
@@ -80,7 +80,7 @@ def run(
 def run_with(
     command: str, needs: Need, call: Callable[[], int], *, context: str, namespace: str
 ) -> int:
-    """Run `call` with these needs opened in a cluster; return its exit code."""
+    """Run `call` with connections to these services in a cluster; return its exit code."""
     problem = commands.missing("labeler")
     if problem:
         return output.fail(command, problem, code=1)
@@ -121,7 +121,7 @@ def restored() -> Iterator[Mapping[str, str]]:
 async def open_health(
     cluster: "clusters.Cluster", stack: contextlib.AsyncExitStack
 ) -> Mapping[str, str]:
-    """Open health until the stack closes; return the variables. Raises Unreachable."""
+    """Connect to health until the stack closes; return its variables. Raises Unreachable."""
     pods = (await cluster.ready(installation.HEALTH))[:_HEALTH_MAX]
     forwarded = [cluster.forwarded(pod, installation.HTTP_PORT) for pod in pods]
     places = [await stack.enter_async_context(each) for each in forwarded]
@@ -135,7 +135,7 @@ async def open_bus(
     role: installation.Role,
     own: str | None,
 ) -> tuple[Mapping[str, str], str]:
-    """Open NATS until the stack closes; return the variables, and a text with their rights.
+    """Connect to NATS until the stack closes; return the environment variables and the rights.
 
     `own` is the user's own credentials file. Raises Unreachable.
     """

@@ -1,9 +1,10 @@
 """Pure: removes secrets from texts and trees that leave the operator's machine.
 
-It removes known secrets and texts that look like secrets. These are values of keys such as
-`password`, up to the end of the line if they are not quoted; credentials and paths of addresses
-(webhook paths are secret); also the host, unless muster uses the scheme, because Apprise puts
-tokens there; and tokens and keys by their format. It removes too much rather than too little.
+It removes known secrets, and texts that look like secrets. After a key such as `password`, it
+removes the value, up to the end of the line if the value is not quoted. In an address, it removes
+the credentials and the path, because the paths of webhooks are secret. If muster does not use the
+scheme of an address, it also removes the host, because Apprise puts tokens there. Tokens and keys
+are recognised by their format. In doubt, a text is removed.
 """
 
 import base64
@@ -24,13 +25,13 @@ _WORDS: Final = (
 )
 _KEY: Final = re.compile(rf"{_WORDS}|headers", re.IGNORECASE)
 _REFERENCES: Final = frozenset({"env", "file", "at"})
-"""The keys of a reference to a secret, which are not secret themselves."""
+"""The keys of references to secrets; the values of these keys are not secret."""
 # each pattern scans a character run once, because log lines may have thousands of characters
 _NAME: Final = rf"(?<![\w.-])(?=[\w.-]*?(?:{_WORDS}))[\w.-]+"
 _QUOTED: Final = r"""\\".*?(?<!\\)\\"|"(?:[^"\\\n]|\\.)*"|'(?:[^'\n]|'')*'"""
 _JSON_SCALAR: Final = r"""(?:(?<=":)|(?<=":\s))(?:-?\d[\d.e+-]*|true|false|null)(?=\s*[,}\]])"""
 _UNQUOTED: Final = r"""[^\s](?:(?!(?<!\\)"\s*[,}\]])[^\n])*"""
-"""The rest of the line, which may have several words, up to the end of a JSON string."""
+"""Matches the rest of the line, or of the JSON string, even if it has several words."""
 _PAIR: Final = re.compile(
     rf"""(?P<key>{_NAME}\\?["']?\s*(?::|=>?)\s*)(?:{_QUOTED}|{_JSON_SCALAR}|{_UNQUOTED})""",
     re.IGNORECASE,
@@ -83,7 +84,7 @@ class Redaction:
         return _PAIR.sub(rf"\g<key>{REMOVED}", text)
 
     def tree(self, tree: object) -> object:
-        """Return a JSON or YAML tree without secrets, in keys too."""
+        """Return a JSON or YAML tree without secrets in its keys and values."""
         return self._tree(tree, is_secret=False)
 
     def _tree(self, tree: object, *, is_secret: bool) -> object:
@@ -117,7 +118,7 @@ def _forms(value: str) -> Iterable[str]:
 
 
 def _address(match: re.Match[str]) -> str:
-    """Return an address without credentials and path; without its host if that may be secret."""
+    """Return an address without its credentials and path, and without a host that may be secret."""
     if match[0].startswith(muster.RUNBOOKS_URL):
         return match[0]
     scheme = match["scheme"]

@@ -78,7 +78,7 @@ class Plugin(msgspec.Struct, frozen=True, kw_only=True):
     resources: tuple[str, ...] = ()
     devices: dict[str, int] = msgspec.field(default_factory=dict)
     allocatable: dict[str, int] = msgspec.field(default_factory=dict)
-    """How many of them pods may use, by the node's status."""
+    """How many of the devices pods may use, according to the node's status."""
     unhealthy: tuple[Device, ...] = ()
     mounts: int = 0
     """The number of FUSE mounts in its inventory."""
@@ -128,7 +128,7 @@ class Fleet(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Service(msgspec.Struct, frozen=True, kw_only=True):
-    """The health service itself; `revision` is the revision of its leadership if it leads."""
+    """The health service itself; `revision` is its term if it leads."""
 
     revision: int | None = msgspec.field(default=None, name="leads")
     leader: str | None = None

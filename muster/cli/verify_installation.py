@@ -47,7 +47,7 @@ def main() -> int:
 async def _run(url: str, namespace: str, resources: list[str]) -> int:
     tests = [_alert(url), *(_device(namespace, resource) for resource in resources)]
     if not resources:
-        entry.show("skipped: devices: muster serves none here")
+        entry.show("skipped: muster serves no devices here")
     failures = 0
     for ended in asyncio.as_completed(tests):
         try:
@@ -131,7 +131,7 @@ async def _delivered(link: bus.Bus, url: str) -> str:
 
 
 async def _leading_term(url: str) -> int:
-    """Return the term of the leading health service; the notifier drops alerts of others."""
+    """Return the term of the leading health service; the notifier drops alerts of other terms."""
     ticks = client.events("watchdog.ticked", since=_BEFORE, url=url)
     async with contextlib.aclosing(ticks) as events_:
         async for event in events_:

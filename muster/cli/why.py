@@ -214,9 +214,8 @@ def _plugin(plugin: status.Plugin, now: datetime | None) -> Iterable[str]:
 def _observation(plugin: status.Plugin) -> Iterable[str]:
     """Return the observations of a plugin that muster does not run."""
     by = plugin.agent or "the Kubernetes API alone"
-    observed = (
-        f"by {by}" if plugin.is_observed else f"not now: {by} is silent; the last one follows"
-    )
+    silent = f"not now, because {by} is silent; the last observation follows"
+    observed = f"by {by}" if plugin.is_observed else silent
     socket = f"; socket {plugin.socket}" if plugin.socket else ""
     yield f"  observed   {texts.plain(f'{observed}{socket}')}"
     if plugin.finding not in {"", "none"}:
@@ -274,7 +273,7 @@ def _heartbeat(plugin: status.Plugin) -> str:
 
 
 def _evidence_time(plugin: status.Plugin, now: datetime | None) -> str:
-    """Return when the evidence was observed, if that is known, or was before the last heartbeat."""
+    """Return the time of the evidence as text; empty if it is unknown, or the evidence is new."""
     if now is not None and plugin.evidence_age_s is not None and plugin.verdict != _HEALTHY:
         return f"at {(now - timedelta(seconds=plugin.evidence_age_s)).astimezone():%H:%M:%S}: "
     if plugin.since is None or now is None or plugin.beat_age_s is None:

@@ -34,7 +34,7 @@ _CDI: Final = "unresolvable CDI devices"
 _FORGETFUL: Final = "v1.34.0"
 
 Place = tuple[str, str]
-"""A node or instance type with a driver or plugin, or a driver with a pool."""
+"""A key: a node or instance type and a driver or plugin, or else a driver and a pool."""
 Slices = Mapping[str, list[ResourceSlice]]
 """By node; slices for several nodes have the empty name as key."""
 
@@ -301,8 +301,8 @@ def _same_devices(facts: Facts) -> Iterable[PluginFinding]:
                 kind=Kind.SAME_DEVICE,
                 level=Level.ERROR,
                 name=driver,
-                text=f"pool {pool} of {driver} is on {len(where)} nodes: their devices {name} "
-                "count as one, so a second pod never gets it",
+                text=f"pool {pool} of {driver} is on {len(where)} nodes: the scheduler treats "
+                f"their devices {name} as one device, so only one pod gets one",
                 evidence=(
                     wording.name_list(where),
                     f"{wording.counted(len(shared), 'device')} in all",

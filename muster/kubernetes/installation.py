@@ -16,11 +16,11 @@ NOTIFIER: Final = "muster-notifier"
 NATS_PORT: Final = 4222
 HTTP_PORT: Final = 8080
 TESTS: Final = frozenset({"muster-test", "muster-test-device"})
-"""The pods of `helm test`, which are no parts of muster; a failed pod stays."""
+"""The pods of `helm test` are not parts of muster; a failed one stays in the cluster."""
 _NAME: Final = "app.kubernetes.io/name"
 _PASSWORD: Final = re.compile(r"[A-Za-z0-9_.~-]+")
 _TLS: Final = "-nats-tls"
-"""The suffix of the name of NATS' certificate, after the prefix of all names."""
+"""The name of NATS' certificate ends with this suffix; it begins with the prefix of all names."""
 _SETTINGS: Final = "configuration"
 _RECEIVERS: Final = "receivers"
 """Volumes of the notifier: its settings, and the Secret of receivers."""

@@ -1,7 +1,8 @@
 """Pure: lists well-known device plugins and DRA drivers, and recognises their pods.
 
-Each entry cites its source, a file of its project. Where programs share an image, as NVIDIA's
-device plugin and its feature discovery do, `not_programs` lists the others.
+Each entry cites its source, a file of its project. If several programs share an image, as NVIDIA's
+device plugin and its feature discovery do, `not_programs` lists the programs that are not the
+plugin.
 """
 
 import fnmatch
@@ -95,7 +96,7 @@ def _is_other_program(plugin: KnownPlugin, container: objects.Container) -> bool
 
 
 def _with_domain(plugin: KnownPlugin, container: objects.Container) -> KnownPlugin:
-    """Return the plugin with its resources in the domain from the container's arguments."""
+    """Return the plugin; its resources get the domain that the container's arguments name."""
     domain = _argument(plugin.domain_flag, [*(container.command or ()), *(container.args or ())])
     if not domain:
         return plugin

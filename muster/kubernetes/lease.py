@@ -32,7 +32,7 @@ class Lease(leadership.Election):
     """One replica that competes for the Lease.
 
     Its term is the number of times that the holder has changed. `on_change` is also called when the
-    Lease becomes unreadable or cannot be renewed, and when this ends.
+    Lease can no longer be read or renewed, and when it can again.
     """
 
     def __init__(

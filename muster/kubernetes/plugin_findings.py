@@ -1,9 +1,9 @@
 """Pure: finds device plugins that run but do not work, from the Kubernetes API alone.
 
-The numbers mean (kubelet devicemanager, 1.36): when a plugin's stream ends, the kubelet keeps the
-node's capacity and sets allocatable to 0. After 5 minutes, or at once after a restart of the
-kubelet, both are 0 and the key stays. A plugin that reports all its devices Unhealthy also has
-capacity and no allocatable.
+The numbers come about as follows (kubelet devicemanager, 1.36). When a plugin's stream ends, the
+kubelet keeps the node's capacity and sets allocatable to 0. After 5 minutes, or at once after a
+restart of the kubelet, both are 0, but the resource stays in the node's status. A plugin that
+reports all its devices Unhealthy also has capacity and no allocatable.
 """
 
 from collections.abc import Iterable
@@ -320,7 +320,7 @@ def _pod_evidence(plugin: PluginPod | None) -> tuple[str, ...]:
 
 
 def _requesting(facts: Facts, node: str, resource: str) -> list[Pod]:
-    """Return a node's pods that request a resource; with an empty name, those without a node."""
+    """Return a node's pods that request a resource; for an empty name, pods without a node."""
     pods = facts.pods_on.get(node, ())
     return [pod for pod in pods if plugin_facts.is_active(pod) and resource in pod.requested()]
 

@@ -26,9 +26,9 @@ _LIST_S: Final = 60.0
 _PAGE_S: Final = 10.0
 """A list counts as hung if no page arrives for this long."""
 _WATCH_S: Final = 24.0
-"""The timeout of a watch; its end shows that it works. The API server's bookmarks are a minute
-apart (apiserver cacher, bookmarkFrequency), with one more 2 s before the end. Resuming a watch
-costs one request, and no list.
+"""The timeout of a watch: a watch that ends in time is known to work. The API server's bookmarks
+are a minute apart (apiserver cacher, bookmarkFrequency), with one more 2 s before the end. Resuming
+a watch costs one request, and no list.
 """
 _IDLE_S: Final = 27.0
 """A watch that has not ended after this time counts as hung."""
@@ -72,8 +72,8 @@ class _Expired(Exception):
 class Sink(Generic[Shape, Kept]):
     """Receives all objects at once, then each new, changed or deleted object.
 
-    `keep` reduces an object to the part that is stored, so that complete objects are never all in
-    memory.
+    `keep` reduces each object to the part that is stored, so that the complete objects are never in
+    memory together.
     """
 
     keep: Callable[[Shape], Kept]

@@ -267,7 +267,7 @@ class Stack:
         return service(name, str(file))
 
     async def _run(self, *programs: processes.Program) -> None:
-        """Start programs concurrently; all have started or failed when an error is raised."""
+        """Start programs concurrently; raise an error only when each has started or failed."""
         starting = []
         for program in programs:
             process = processes.Process(program, self.directory / f"{program.name}.log")

@@ -240,7 +240,7 @@ class Bus:
         event_id: str | None = None,
         is_leader: Callable[[], bool] | None = None,
     ) -> bool:
-        """Publish an event in as many messages as it needs; return False if not the leader."""
+        """Publish an event as one or more messages; return False if this is not the leader."""
         for subject, payload, key in self._messages(event, sequence, event_id):
             headers = {"Nats-Msg-Id": key, "Content-Type": codec.CONTENT_TYPE}
             stored = await jetstream.store(
@@ -253,7 +253,7 @@ class Bus:
     def _messages(
         self, event: vocabulary.Event, sequence: int, event_id: str | None
     ) -> list[tuple[str, bytes, str]]:
-        """Return subject, payload and id of each message; an event that fits in none is logged."""
+        """Return subject, payload and id of each message; log an event that is too long for any."""
         try:
             if isinstance(event, vocabulary.InventoryReported):
                 pages = inventory_pages.numbered(event, sequence)

@@ -1,7 +1,7 @@
 """Adapter: nats-py: the only module that relies on the library's private parts.
 
 Written against the nats-py that `KNOWN` names; pyproject.toml allows no other minor version, and
-tests/pure/test_bounds.py fails when either changes. Before raising them, reread in nats-py:
+tests/pure/test_bounds.py fails when either changes. Before raising the versions, reread in nats-py:
 `aio/client.py` (`_close`, `_attempt_reconnect`, `_read_loop`), `aio/subscription.py`,
 `aio/transport.py`, and `protocol/parser.py`.
 """
@@ -88,8 +88,8 @@ class Received:
 def place(message: Msg) -> tuple[int, int]:
     """Return a message's position in its stream, and the number of messages still to be delivered.
 
-    nats-py's `metadata` takes 7 us (NATS' ADR-15: `$JS.ACK.` and 7 tokens, or 9 and a random one).
-    Raises NotJSMessageError.
+    nats-py's `metadata` takes 7 us. The reply subject is `$JS.ACK.` with 7 tokens, or with 9 and a
+    random token (NATS' ADR-15). Raises NotJSMessageError.
     """
     words = message.reply.split(".")
     last = len(words) - (1 if len(words) <= _SHORT_REPLY else 2)

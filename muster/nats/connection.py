@@ -289,7 +289,8 @@ class Connection:
     async def _use(self, client: nats.aio.client.Client) -> None:
         """Prepare a connected client's server, and make the client available.
 
-        The server may have lost its disk. Raises nats-py's Error if the client must be replaced.
+        Every client is prepared, because its server may have lost its disk. Raises nats-py's Error
+        if the client must be replaced.
         """
         if client is not self._client:
             # the client was replaced, but its dial could not be ended

@@ -25,7 +25,7 @@ _MISSING_S: Final = 1.0
 _ONCE_S: Final = 2.0
 """How long the server keeps the consumer of a short read; the number of consumers is limited."""
 Wants = Callable[[str, int], bool]
-"""Whether to read a message, given its subject and how many messages are stored after it."""
+"""Returns whether to read a message, from its subject and the number of messages after it."""
 
 _FORGOTTEN = prometheus_client.Counter(
     "muster_bus_pages_forgotten_total", "Pages of inventories that never became complete."
@@ -162,7 +162,7 @@ async def each_newest(
     wants: Wants | None = None,
     read_max: int | None = None,
 ) -> AsyncIterator[codec.CloudEvent]:
-    """Yield the newest event of each subject one by one: ten thousand at once take 90 MiB.
+    """Yield the newest event of each subject one by one: ten thousand at once would take 90 MiB.
 
     Starts over when the connection breaks; duplicates do no harm. Ends after `read_max` messages.
     """

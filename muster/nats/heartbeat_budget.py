@@ -7,9 +7,10 @@ neither delays others' heartbeats nor makes the reader a slow consumer. This wor
 subscriptions in the publisher's account or below a service import (see `auth.permissions`); if the
 server delivers more nevertheless, the reader ends the subscription itself.
 
-Unknown nodes are discovered by a subscription to all nodes, with its own small budget. While it
-finds new nodes, and no single node uses most of its budget, it is renewed at once; otherwise less
-and less often. A node that it misses becomes known through its events or the Kubernetes API.
+Unknown nodes are discovered by a subscription to all nodes, which has its own small budget. While
+new nodes appear, and no single node uses most of that budget, this subscription is renewed at once;
+otherwise it is renewed less and less often. A node that it misses becomes known through the node's
+events or the Kubernetes API.
 
 nats-server may lose a message that it delivers to a subscription that is just ending. So a node's
 previous subscription ends some time after the new one has begun. Meanwhile a heartbeat may be
@@ -34,7 +35,7 @@ _DISCOVER_LONG_S: Final = 10.0
 """Twice the usual heartbeat interval: by then, every known node has been heard."""
 _SENDERS_MAX: Final = 8
 _OVERLAP_S: Final = 0.2
-"""Far longer than a busy server needs from matching subscriptions to delivering to them."""
+"""Far longer than a busy server takes to deliver a message to the subscriptions it has matched."""
 
 Message = tuple[bytes, bytes, bytes]
 """Subject, subscription number, payload."""
@@ -84,7 +85,7 @@ class _Subscription:
     largest: int = 0
     periods_over: int = 0
     senders: dict[str, int] = field(default_factory=dict)
-    """How much of the second half each plugin, or each unknown node, has used."""
+    """How much of the budget's second half each plugin, or each unknown node, has used."""
 
 
 class HeartbeatBudget:
@@ -194,7 +195,7 @@ class HeartbeatBudget:
         return b"".join(lines), excesses
 
     def _pace(self, now: float) -> None:
-        """Set when to subscribe to unknown nodes again: at once, while new nodes appear."""
+        """Set when to subscribe to unknown nodes again: at once as long as new nodes appear."""
         if self._has_news:
             self._discover_until = now + _DISCOVER_LONG_S
         self._has_news = False
@@ -204,7 +205,7 @@ class HeartbeatBudget:
         self._discover_s = 0.0 if is_open else slower_s
 
     def _used(self, subscription: _Subscription, subject: bytes, now: float) -> bool:
-        """Record a message beyond the first half of a budget; return False if it is exceeded."""
+        """Record a message in a budget's second half; return False if the budget is exceeded."""
         self._low[subscription] = None
         if subscription.left >= 0:
             subscription.used_up_at = now

@@ -33,7 +33,7 @@ _SHORT_BATCH_S: Final = 0.02
 _BATCH_S: Final = 0.1
 _MANY: Final = 100
 _LONG_BATCH_S: Final = 0.25
-"""Each wake-up costs a millisecond because caches are cold. No suspicion depends on it."""
+"""Each wake-up costs a millisecond, because caches are cold. No suspicion depends on the delay."""
 _BATCH_MAX: Final = 1_000
 """Larger batches would block other tasks of the event loop."""
 _RENEW_S: Final = 0.25

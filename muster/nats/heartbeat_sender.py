@@ -1,7 +1,7 @@
 """Adapter: NATS: sends a plugin's heartbeats (at an interval) and inventory to the bus.
 
-Changes alone are not reliable, so everything is published again after each (re)connect. The bus may
-never become reachable.
+Changes alone are not reliable, so everything is published again after each (re)connect. Nothing
+waits for the bus, which may never become reachable.
 """
 
 import asyncio
@@ -142,7 +142,7 @@ class Reporter:
                     await self._publish_stopping(connected, reason)
 
     async def _send_heartbeats(self, connected: bus.Bus) -> None:
-        """Send heartbeats on the interval, and at once when a problem begins or ends."""
+        """Send a heartbeat in every interval, and at once when a problem begins or ends."""
         clock = asyncio.get_running_loop().time
         due = clock() + first_heartbeat_s(self._plugin.name, self._interval_s)
         while True:

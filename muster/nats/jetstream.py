@@ -71,7 +71,7 @@ async def create_streams(client: Client, *, replicas: int = 1) -> None:
 
 
 async def _create_bucket(client: Client, bucket: streams.Bucket, *, replicas: int) -> None:
-    """Create a bucket as nats-py does (client.py, create_key_value; 2.16), with a first revision.
+    """Create a bucket as nats-py does (client.py, create_key_value; 2.16), but set its revision.
 
     The revisions of a lock must not restart with the bucket: a process that remembers a revision of
     a lost bucket would take every later holder for an earlier one. So revisions start at the time
@@ -375,7 +375,7 @@ async def _is_on_subject(client: Client, ack: api.PubAck, subject: str) -> bool:
 
 
 async def _must_have_more(client: Client, stream: str, consumer: str) -> None:
-    """Raise ConsumerLost if the server has sent everything: no more messages will arrive."""
+    """Raise ConsumerLost if the server has sent every message: the missing ones are lost."""
     info = await client.jetstream().consumer_info(stream, consumer)
     runtime.end_if_cancelled()
     if not info.num_pending:

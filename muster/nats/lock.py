@@ -24,7 +24,7 @@ from muster.nats import connection, storage, streams
 from muster.service import logs
 
 RETRY_S: Final = 0.25
-"""How often a process without the lock tries to acquire it; this delays a takeover."""
+"""How often a process without the lock tries to acquire it; a takeover may be that late."""
 
 _RELEASE_S: Final = 0.5
 _HOLDER_CHARS_MAX: Final = 500
@@ -115,7 +115,7 @@ class Key:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """How long a claim lasts, how often it is renewed, and how long before its expiry to stop."""
+    """The life of a claim, when it is renewed, and how long before its expiry the holder stops."""
 
     ttl_s: int
     renew_s: float

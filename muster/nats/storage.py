@@ -2,8 +2,8 @@
 
 Values in a key-value bucket are stored, claimed for a time, and watched. A message in a work queue
 stays until its work is done. It has its own subject, and a newer message on that subject replaces
-it. A message is assigned to one consumer until that consumer reports that the work is done;
-messages of a dead consumer are redelivered to the next consumer.
+it. A message is assigned to one consumer until that consumer reports that the work is done. If the
+consumer dies, its messages are redelivered to the next consumer.
 """
 
 import asyncio

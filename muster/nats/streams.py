@@ -6,8 +6,8 @@ another. DEAD_LETTERS stores unreadable events and undelivered notifications, OU
 notifications to deliver.
 
 A full stream removes its oldest messages, whoever published them. So plugins' messages are small,
-and few are stored per subject: a node that publishes as much as it can evicts its own earlier
-messages, and fills only a small part of the stream.
+and few are stored per subject: a node that floods the stream replaces its own earlier messages, and
+fills only a small part of it.
 """
 
 from dataclasses import dataclass
@@ -26,8 +26,9 @@ _PAGES_MAX: Final = 64
 """Equal to `vocabulary.PAGES_MAX`."""
 _PAGE_BYTES_MAX: Final = 48 * _KIB
 _REPEAT_S: Final = 120.0
-"""How long nats-server remembers the ids of plugins' messages. They are in memory, and an id may be
-as long as a message. A later duplicate is stored again; readers recognise it by its id.
+"""How long nats-server remembers the ids of plugins' messages. The server keeps the ids in memory,
+and an id may be as long as a message. A later duplicate is stored again; readers recognise it by
+its id.
 """
 
 
@@ -151,10 +152,10 @@ FOLLOWED: Final = (EVENTS, INVENTORY, ALERTS, LABELS, NOTIFICATIONS)
 STATE: Final = Bucket(name="muster_state", bytes_max=128 * _MIB)
 LEDGER: Final = Bucket(name="muster_ledger", bytes_max=64 * _MIB, age_max_s=90 * _DAY_S)
 LEADER: Final = Bucket(name="muster_leader", bytes_max=_MIB, value_bytes_max=1_000, is_lock=True)
-"""The leading health service's claim. Without limit markers, because these would not expire."""
+"""The leading health service's claim. The bucket has no limit markers: they would not expire."""
 TENURE: Final = Bucket(name="muster_tenure", bytes_max=_MIB, value_bytes_max=1_000, is_lock=True)
-"""The leading notifier's claim; a separate bucket, so that neither service can take the other's
-lock.
+"""The leading notifier's claim is in a separate bucket, so that neither service can take the
+other's lock.
 """
 SILENCES: Final = Bucket(name="muster_silences", bytes_max=16 * _MIB, value_bytes_max=16_384)
 BUCKETS: Final = (STATE, LEDGER, LEADER, TENURE, SILENCES)
@@ -162,7 +163,7 @@ BUCKETS: Final = (STATE, LEDGER, LEADER, TENURE, SILENCES)
 
 @dataclass(frozen=True, slots=True)
 class Claimed:
-    """The value of a key after a claim, and whether this claim wrote it; revision 0: no value."""
+    """A key's value after a claim, and whether this claim wrote it; revision 0 means no value."""
 
     revision: int
     value: bytes
@@ -182,7 +183,7 @@ class Usage:
 
     @property
     def share(self) -> float:
-        """Return the used share; a message that does not fit is refused even below 1.0."""
+        """Return the share in use; even below 1.0, a message that does not fit is refused."""
         return self.stored_bytes / self.bytes_max if self.bytes_max > 0 else 0.0
 
     @property
@@ -215,7 +216,7 @@ def required(subject: str) -> Stream:
 
 
 def early_eviction(stream: Stream, stored_bytes: int, oldest_age_s: float) -> str:
-    """Return a text if a stream removes messages too early; otherwise it is empty."""
+    """Return a warning if a stream removes messages too early; otherwise an empty text."""
     if stored_bytes < _FULL * stream.bytes_max or oldest_age_s >= stream.kept_min_s:
         return ""
     return (

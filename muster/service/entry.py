@@ -59,7 +59,7 @@ def run(
     resolve: Callable[[Settings], object] | None = None,
     argv: Sequence[str] | None = None,
 ) -> int:
-    """Run a service like `main` that also reloads its settings or reads other `formats`.
+    """Run a service as `main` does; it may also reload its settings or read other `formats`.
 
     `resolve` returns the output of `--check` if that depends on more than the settings; it may
     raise CannotStart.
@@ -146,7 +146,8 @@ def _parser(service: str, prefix: str, formats: Collection[str]) -> argparse.Arg
             "--config-format",
             choices=["muster", *formats],
             default="muster",
-            help="format of FILE; if not muster's, other settings are environment variables",
+            help="format of FILE; if it is not muster's, all other settings come from the "
+            "environment",
         )
     parser.add_argument(
         "--check",

@@ -1,6 +1,6 @@
-"""Adapter: modules that are loaded when they are first used, though others import them.
+"""Adapter: loads modules when they are first used, although other modules import them before.
 
-It imports nothing that takes time itself.
+This module itself imports nothing that takes time.
 """
 
 import importlib.machinery
@@ -25,8 +25,8 @@ class _Lazy(types.ModuleType):
 def make(name: str, *classes: str) -> None:
     """Load a module when it is first used; until then it has empty `classes`.
 
-    Modules of a lazy package can be imported without the rest of the package. What is already
-    loaded stays. Raises ModuleNotFoundError.
+    Modules of a lazy package can be imported without the rest of the package. A module that is
+    already loaded stays as it is. Raises ModuleNotFoundError.
     """
     if name in sys.modules:
         return

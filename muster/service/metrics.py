@@ -40,7 +40,7 @@ def exported(from_registry: registry.CollectorRegistry) -> tuple[str, bytes]:
 
 
 class _Process(registry.Collector):
-    """Exports the version and the lost log lines; `logs` must not import the metrics library."""
+    """Exports the version, and the lost log lines for `logs`, which must not import Prometheus."""
 
     def collect(self) -> Iterator[core.Metric]:
         """Collect what every process exports."""

@@ -25,7 +25,7 @@ Settings = TypeVar("Settings", bound=msgspec.Struct)
 _FILE_BYTES_MAX = 1024 * 1024
 _INHERITED: Final = ("/dev/fd/", "/dev/stdin", "/proc/self/fd/")
 _OTHER_FORMATS: Final = frozenset({".conf", ".crt", ".pem"})
-"""What muster's own ConfigMaps have beside settings: for nats-server, and certificates."""
+"""Other files in muster's own ConfigMaps: nats-server's configuration and certificates."""
 _NO_CONFIGURATION: Final = "these manifests contain no configuration for muster"
 UNREADABLE: Final = (
     yaml.YAMLError,
@@ -102,8 +102,8 @@ def parse(text: bytes, *, source: str) -> list[Any]:
 def only(documents: list[Any], shape: type[Settings], *, source: str, file: str = "") -> Any:
     """Return the single document of a file, or of the ConfigMap that contains it.
 
-    If the manifests of several programs are given, the one in `file` is meant. Raises BadSettings
-    unless there is exactly one.
+    If the manifests of several programs are given, the ConfigMap's file named `file` is used.
+    Raises BadSettings unless there is exactly one document.
     """
     manifests = [d for d in documents if isinstance(d, dict) and "kind" in d]
     if not manifests:
@@ -218,7 +218,7 @@ def _read(file: Path, shape: type[msgspec.Struct]) -> dict[Any, Any]:
 
 
 def _data(documents: list[dict[Any, Any]]) -> Iterator[tuple[str, str, str]]:
-    """Yield each file of the ConfigMaps in manifests: the ConfigMap's name, its own, its text."""
+    """Yield each file of the ConfigMaps in manifests: ConfigMap's name, file's name, text."""
     for document in documents:
         items, data = document.get("items"), document.get("data")
         if document["kind"] == "List" and isinstance(items, list):

@@ -320,7 +320,7 @@ def _described(kind: Any) -> Iterator[str]:
 
 _QUOTED_MAX: Final = 60
 _ITEMS_MAX: Final = _QUOTED_MAX // 3
-"""How many items of a collection are formatted; fewer fit into the quoted text."""
+"""How many items of a collection are formatted: more than fit into the quoted text."""
 _DEPTH_MAX: Final = 4
 _BITS_MAX: Final = 4096
 _NEAR: Final = 0.5

@@ -21,7 +21,7 @@ FLEET: Final = "_fleet"
 """The node of a fact that does not concern a single node; node names start with [a-z0-9]."""
 
 TEST_PLUGIN: Final = "muster-test"
-"""Stands for the plugin of an alert that tests the way to people: nothing is wrong."""
+"""Stands for the plugin in a test alert, which tests whether alerts reach people."""
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 Seconds = Annotated[float, msgspec.Meta(ge=0)]

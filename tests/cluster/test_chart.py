@@ -248,7 +248,7 @@ def test_while_helm_tests_a_device_that_no_node_has_muster_is_well(
 def test_helm_tests_no_device_where_muster_serves_none(made: Installed) -> None:
     made.upgrade(devices=[], watch={"enabled": True})
     tested = made.cluster.shell(TEST, made.folder)
-    assert "skipped: devices: muster serves none here" in tested
+    assert "skipped: muster serves no devices here" in tested
     assert "got the test alert" in tested
     assert "failed" not in tested
 

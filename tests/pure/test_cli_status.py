@@ -295,8 +295,8 @@ def test_a_plugin_that_nobody_observes_now_says_so() -> None:
     watched = plugin("a", "PLUGIN_DOWN", **AMD, observed=False)
     view = why.NodeView(node="a", source="s", state=state(watched), events=[], since="1h")
     assert (
-        "  observed   not now: p is silent; the last one follows; socket device-plugins/amd.sock"
-        in (why.lines(view))
+        "  observed   not now, because p is silent; the last observation follows; "
+        "socket device-plugins/amd.sock" in (why.lines(view))
     )
 
 

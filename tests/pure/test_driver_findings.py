@@ -346,8 +346,8 @@ def test_a_pool_name_that_two_nodes_use_makes_two_devices_one() -> None:
             kind=Kind.SAME_DEVICE,
             level=Level.ERROR,
             name=DRIVER,
-            text=f"pool gpus of {DRIVER} is on 2 nodes: their devices gpu-0 count as one, so a "
-            "second pod never gets it",
+            text=f"pool gpus of {DRIVER} is on 2 nodes: the scheduler treats their devices gpu-0 "
+            "as one device, so only one pod gets one",
             evidence=("a, b", "1 device in all"),
         )
     ]

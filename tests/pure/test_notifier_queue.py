@@ -103,7 +103,7 @@ def test_a_receiver_gets_one_test_message_of_a_reason_in_five_seconds_and_others
             assert isinstance(output, queue.GivenUp)
             assert (output.delivery, output.attempts) == (test, 0)
             assert output.result == Result(
-                Outcome.RATE_LIMITED, "not sent: it has just been tested; wait 5 s"
+                Outcome.RATE_LIMITED, "not sent: the receiver has just been tested; wait 5 s"
             )
         else:
             assert output == queue.Send(test, 1)

@@ -86,7 +86,7 @@ def test_the_outcome_is_the_notifiers_and_no_alert_is_left(
             assert resolved.state is vocabulary.AlertState.RESOLVED
             out, _ = await process.communicate()
             lines = out.decode().splitlines()
-            assert lines[0] == "skipped: devices: muster serves none here"
+            assert lines[0] == "skipped: muster serves no devices here"
             assert lines[1].startswith(printed)
             assert process.returncode == code
 

@@ -68,7 +68,7 @@ class Plugins:
         """Dial the plugin, read its options, and follow its list.
 
         Raises NotConnected. After a failure, the client of the name is forgotten, as in the
-        kubelet, but its streams continue.
+        kubelet, but the streams of that name continue.
         """
         client = self._manager.connecting(resource, path)
         channel = grpc.aio.insecure_channel(
@@ -242,7 +242,7 @@ class Registration:
     async def register(
         self, request: dp.RegisterRequest, context: rpc.Context[dp.RegisterRequest, dp.Empty]
     ) -> dp.Empty:
-        """Register a plugin. The caller's deadline includes the dial and the options."""
+        """Register a plugin; the dial and the call for its options count towards the deadline."""
         if not self._accepts():
             await context.abort(grpc.StatusCode.UNAVAILABLE, "registrations are switched off")
         refusal = rules.refusal(request.version, request.resource_name)

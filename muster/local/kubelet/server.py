@@ -57,7 +57,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Allocated(msgspec.Struct, frozen=True, kw_only=True):
-    """The devices of one resource that one container was just allocated."""
+    """The devices of one resource that were just allocated to one container."""
 
     container: str
     resource: str
@@ -154,7 +154,7 @@ class Kubelet:
         )
 
     async def until(self, holds: Callable[[State], bool]) -> State:
-        """Return the first state for which `holds`; the caller sets a time limit."""
+        """Return the first state for which `holds` is true; the caller limits the wait."""
         while not holds(state := self.state()):
             await self._change.wait()
         return state

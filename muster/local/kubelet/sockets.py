@@ -72,7 +72,7 @@ async def serving(path: pathlib.Path, handler: grpc.GenericRpcHandler) -> AsyncI
 
 
 class _File(msgspec.Struct, frozen=True, rename="pascal"):
-    """The checkpoint file; the kubelet's checksum hashes Go structures, so here it is 0."""
+    """The checkpoint file; its checksum is 0, because the kubelet's is a hash of Go structures."""
 
     data: device_manager.Checkpoint
     checksum: int = 0

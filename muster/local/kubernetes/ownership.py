@@ -95,7 +95,7 @@ def recorded(
 
 
 def _entries_before(old: trees.Tree, writer: Writer, *, at: str) -> list[Entry]:
-    """Return the owners of an object; for an apply to an object without owners, add one."""
+    """Return the owners of an object; before an apply, an object without owners gets one."""
     entries = read(old)
     if entries or not writer.applies:
         return entries
@@ -105,7 +105,7 @@ def _entries_before(old: trees.Tree, writer: Writer, *, at: str) -> list[Entry]:
 
 
 def _of_writer(writer: Writer, fields: Iterable[Path]) -> Fields:
-    """Return the ownable fields: without status for the main resource, without spec for status."""
+    """Return the ownable fields: all but the status, or for `/status` all but the spec."""
     others = "f:spec" if writer.subresource else "f:status"
     return frozenset(path for path in fields if path[0] != others)
 
@@ -214,12 +214,13 @@ def _dotted(path: Path) -> str:
 
 
 def _pruned(merged: trees.Tree, *, before: Fields, managed: Fields) -> trees.Tree:
-    """Return `merged` without the writer's fields of `before` that are not `managed` now.
+    """Return `merged` without the fields that the writer owned `before` and has not `managed` now.
 
     As in structured-merge-diff, merge/update.go (prune, addBackOwnedItems, addBackDanglingItems):
     first the parents of the previously owned fields are emptied, then fields with an owner are put
     back, then fields that were not owned `before`. A field without an owner comes back only if a
-    field beside it has an owner: a node's status disappears if only this writer owned a part of it.
+    field beside it has an owner: for example, a node's status disappears if this writer alone owned
+    parts of it.
     """
     everything = _members(_fields(merged))
     managed |= {("f:metadata",), ("f:metadata", "f:name")}

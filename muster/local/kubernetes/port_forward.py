@@ -23,7 +23,7 @@ Targets = Mapping[tuple[str, int], httpd.Address]
 
 
 async def serve(request: web.Request, pod: str, targets: Targets) -> web.WebSocketResponse:
-    """Forward one connection to a port of a pod; a port without a target refuses it."""
+    """Forward one connection to a port of a pod; refuse it if the port has no target."""
     number = request.query.get("ports", "")
     if not (number.isascii() and number.isdigit()):
         raise refusals.bad_request("you must specify at least 1 port")

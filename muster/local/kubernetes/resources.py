@@ -54,7 +54,7 @@ class Resource:
 
     @property
     def bucket(self) -> str:
-        """Return the store's name for its objects: both kinds of Event are stored as one."""
+        """Return the name under which its objects are stored: both kinds of Event share one."""
         return self.plural
 
     def view(self, stored: trees.Tree) -> trees.Tree:

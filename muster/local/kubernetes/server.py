@@ -193,7 +193,7 @@ class KubernetesApi:
     """The API as an asynchronous context manager: `async with KubernetesApi() as api: api.url`.
 
     A watch with bookmarks gets one every `bookmark_period_s`; `audit_log` is a file; `namespaces`
-    exist besides those of every cluster.
+    are created besides those that every cluster has.
     """
 
     def __init__(

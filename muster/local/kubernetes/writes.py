@@ -33,7 +33,7 @@ class PatchFormat(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Write:
-    """The parameters of a write: target, writer, and values that the adapter creates."""
+    """The parameters of a write: its target, its writer, and values that the adapter generates."""
 
     place: resources.Place
     manager: str

@@ -4,7 +4,8 @@ An operator signs the accounts; an account names the keys that may sign its user
 own signing key with a scope: its owner can create users of that role only, and the account, not the
 user, defines the role's rights (nats-io/jwt v2, scoped signing keys).
 
-A client with a token instead of credentials is assigned to the account AUTH, which asks the gate.
+A client with a token instead of credentials is assigned to the account AUTH, for which nats-server
+asks the gate.
 """
 
 import enum
@@ -151,7 +152,7 @@ def user(
     until: float | None = None,
     plugins: Collection[str] = (),
 ) -> Claims:
-    """Return the claims of a user of `name`, for a key of its role to sign.
+    """Return the claims of the user `name`, which a key of the user's role must sign.
 
     If a role has a single user, the user has the name of the role. A user with a scope must not
     have its own rights. `plugins` are additional names that a node's plugins may use besides

@@ -58,7 +58,7 @@ class Origin(enum.Enum):
 
 @dataclass(frozen=True, slots=True, order=True)
 class Part:
-    """An object, and the file behind each of its keys."""
+    """An object, and the name of the file that each of its keys contains."""
 
     kind: Kind
     name: str

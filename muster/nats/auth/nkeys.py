@@ -229,7 +229,7 @@ class _User(msgspec.Struct, frozen=True):
 
 
 class Credentials(msgspec.Struct, frozen=True):
-    """A user's token, and the seed of the key that proves it."""
+    """A user's token, and the seed of the key that proves its ownership."""
 
     jwt: str
     seed: str

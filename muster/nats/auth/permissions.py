@@ -78,7 +78,7 @@ PLUGIN_EVENTS: Final = (
 """The event types that any plugin may publish, as in `vocabulary`."""
 FUSE_BROKER: Final = "fuse-broker"
 FUSE_EVENTS: Final = ("fuse.mounted", "fuse.refused", "fuse.mount_changed", "fuse.aborted")
-"""The event types that only the FUSE broker may publish; each subject uses storage space."""
+"""The event types that only the FUSE broker may publish: each permitted subject costs storage."""
 _USER: Final = re.compile(r"[A-Za-z0-9_-]{1,300}")
 _NODE: Final = re.compile(r"[a-z0-9]([-a-z0-9_]{0,251}[a-z0-9])?")
 _PLUGIN: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")

@@ -45,7 +45,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """How often mounts are checked."""
 
     hung_s: Seconds = 60.0
-    """How long a mount's daemon may not answer before the mount counts as hung."""
+    """How long a mount's daemon may be silent before the mount counts as hung."""
 
     lingering_s: Seconds = 120.0
     """How long a mount may prevent a killed process of its pod from ending before it is reported.

@@ -32,8 +32,8 @@ _SERVER_GONE_S: Final = 60.0
 _SERVERS_MAX: Final = 64
 _NODES_MAX: Final = 20_000
 _TOLERANCE_S: Final = 1.0
-"""An announced end is late by the delay of its announcement; these delays must not add up. A
-connection's age is likewise late by the delay of its report.
+"""The end of an announced penalty is late by the delay of the announcement; such delays must not
+add up. A connection's age is likewise late by the delay of its report.
 """
 
 
@@ -178,7 +178,7 @@ class RateLimiter:
         )
 
     def _excess(self, reported: Collection[Traffic]) -> set[int]:
-        """Return the oldest connections of nodes with too many, because the oldest may be dead."""
+        """Return the oldest connections of nodes that have too many, because these may be dead."""
         counts = Counter(c.node for _, known in self._servers.values() for c in known.values())
         limit = self._rates.connections
         over = {node: count - limit for node, count in counts.items() if count > limit}
@@ -241,8 +241,8 @@ class RateLimiter:
     def _node(self, name: str, now: float, *, read_at: float) -> _Node:
         """Return the state of a node, with its reserve refilled up to now.
 
-        Traffic since `read_at` is not charged yet, and its exact time is unknown: for that period,
-        the reserve can be more than full until the charge.
+        Traffic since `read_at` is not charged yet, and its exact time is unknown. So the reserve
+        gains that period's allowance in full, even beyond its size, until the traffic is charged.
         """
         node = self._nodes.pop(name, None) or _Node(updated_at=read_at, since=now)
         if len(self._nodes) >= _NODES_MAX:

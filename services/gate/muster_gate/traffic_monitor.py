@@ -126,7 +126,7 @@ class TrafficMonitor:
         self._sequence = 0
         self._announced_at = float("-inf")
         self._asked_at = float("-inf")
-        """When any gate last asked, as far as this gate knows."""
+        """When any gate last asked for reports, as far as this gate knows."""
         self._answered_at = float("-inf")
         self._is_answered = True
 
@@ -143,7 +143,7 @@ class TrafficMonitor:
         self._client = client
 
     async def ask(self) -> None:
-        """Periodically ask all servers for their connections, unless another gate just did."""
+        """Ask all servers periodically for their connections, unless another gate just asked."""
         self._answered_at = self._now()
         while True:
             wait_s = self._asked_at + self._period_s() - self._now()

@@ -175,7 +175,7 @@ class _Notifier:
             _WAITING.labels(name).set_function(functools.partial(self._waiting_since, name))
 
     def problem(self) -> str | None:
-        """Return why the notifier is not ready, or None; a standby is ready."""
+        """Return why the notifier is not ready; None if it is ready, as a standby is, too."""
         if not self._bus.link.is_connected:
             return "NATS is disconnected"
         if not self.election.is_leader:
@@ -187,7 +187,7 @@ class _Notifier:
         return self._bus.link.problem() or restoring
 
     def _nats_problem(self) -> str:
-        """Return why NATS is unusable; empty if it is usable, or if we have not been the leader."""
+        """Return why NATS is unusable to us as the former leader; empty if it is usable."""
         if not self.election.has_led or self.election.is_leader:
             return ""
         return self.problem() or ""

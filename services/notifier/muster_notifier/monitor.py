@@ -209,14 +209,14 @@ class OwnAlerts:
         self._changed.clear()
 
     def restore(self, entries: Iterable[notifications.LedgerEntry]) -> None:
-        """Restore when the alerts began that a former process has notified people of."""
+        """Restore the start times of the alerts that a former process notified people of."""
         for entry in entries:
             for kind in ADVICE:
                 if entry.firing == (_fingerprint(kind),) and entry.starts_at is not None:
                     self._since[kind] = min(entry.starts_at, self._since.get(kind, entry.starts_at))
 
     async def watch_dead_letters(self, subjects: Callable[[], Awaitable[list[str]]]) -> None:
-        """Raise an alert while there are dead letters (other than about this alert), forever."""
+        """Raise an alert, forever, while there are dead letters about anything but this alert."""
         while True:
             await self.count_dead_letters(await subjects(), at=datetime.now(UTC))
             await asyncio.sleep(_COUNT_S)

@@ -67,7 +67,8 @@ async def more_receivers(
 ) -> tuple[receiver_settings.Receiver, ...]:
     """Return the receivers that the notifier has in addition to its settings.
 
-    The notifier publishes only names and kinds; a kind other than the console is shown as a file.
+    The notifier publishes only names and kinds; every kind but the console is represented by a
+    file.
     """
     announced = await _announced(link)
     known = {receiver.name for receiver in configured.receivers}

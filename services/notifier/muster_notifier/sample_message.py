@@ -15,7 +15,7 @@ from muster_notifier.receivers import endpoint, factory, message, results
 from muster_notifier.routing import notifications
 
 _OPENING: Final = ("pagerduty", "alertmanager")
-"""The kinds of receivers that a message opens an incident at; a test must leave none open."""
+"""The kinds of receivers that open an incident; a test must leave no incident open."""
 
 
 class Attempt(msgspec.Struct, frozen=True):

@@ -161,7 +161,7 @@ def _volume(pod: pods.Pod) -> str | None:
 
 
 def _refusal(each: pods.Placed, *, requests: bool) -> str:
-    """Return why a container gets no mounts; otherwise empty."""
+    """Return why a container gets no mounts; empty if it gets them."""
     container = each.container
     who = f"container {container.name:.63}"
     if container.is_privileged:
@@ -270,7 +270,7 @@ def _loses_capability(container: pods.Container) -> bool:
 
 
 def _record(pod: pods.Pod, requesting: Sequence[pods.Placed], resource: str) -> _Record:
-    """Return the record of what is removed from the pod now and was removed earlier."""
+    """Return the record of everything that is removed from the pod now or was removed earlier."""
     record: _Record = {}
     # a text in another format is not ours and is replaced
     with contextlib.suppress(msgspec.DecodeError, ValueError, RecursionError):

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Final
 
 BACKDATED_S: Final = 300.0
-"""How long before its creation a certificate is already valid, because clocks differ."""
+"""A certificate is valid from this long before its creation, because clocks differ."""
 
 
 class Step(enum.StrEnum):

@@ -40,8 +40,7 @@ class Ledger:
         self._observer = observer.Observer(self._connections)
         self._serial = blocking.Serial()
         self._looking = blocking.Serial()
-        """A separate thread, because pods can make a check slow, and no other call may wait for it.
-        """
+        """Runs only checks: pods can make a check slow, and no other call may wait for a check."""
         self._saving = asyncio.Lock()
         self._pods: dict[str, caller.Pod] = {}
 

@@ -8,7 +8,7 @@ inner namespaces, so a mount point that it saw before the move does not exist in
 A pod chooses the descriptors that it sends, and its file system or socket can delay closing them
 without limit. So they are received in a thread with its own descriptor table, which passes on only
 descriptors opened with O_PATH, because these close at once. In a shared table, every new child
-process would also close them, and the broker would wait for it.
+process would have to close them as well, and the broker would wait for that.
 """
 
 import contextlib

@@ -74,7 +74,7 @@ class Listener:
         return (path, inode) == (self._path, self._inode)
 
     async def stop(self) -> None:
-        """Stop listening and close the connections; a slow close is left to its thread."""
+        """Stop listening and close the connections; a slow close continues in its thread."""
         while self._running:
             for task in self._running:
                 task.cancel()

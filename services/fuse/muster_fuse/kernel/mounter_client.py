@@ -34,7 +34,7 @@ _START: Final = (
 )
 _PACKAGES: Final = Path(__file__).parents[2]
 COMMAND: Final = (sys.executable, "-I", "-S", "-c", _START, str(_PACKAGES))
-"""The command of the mounter, with the standard library only; append the socket's descriptor."""
+"""The mounter's command, without site-packages; the socket's descriptor must be appended."""
 
 _log = structlog.get_logger()
 

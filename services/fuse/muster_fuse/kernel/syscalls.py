@@ -55,7 +55,7 @@ def setns(namespaces: int, kinds: int) -> None:
 
 
 def unshare(kinds: int) -> None:
-    """Stop sharing the resources that the CLONE_* flags in `kinds` select with other processes."""
+    """Stop sharing resources with other processes; the CLONE_* flags in `kinds` select which."""
     _checked(_libc.unshare(kinds))
 
 

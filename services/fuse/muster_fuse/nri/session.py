@@ -42,7 +42,7 @@ class Refused(Exception):
 
 
 class Synchronized(msgspec.Struct, frozen=True, kw_only=True):
-    """The runtime now asks about each container; `without_device` run without their device."""
+    """The runtime now asks about each container; those in `without_device` run without it."""
 
     runtime: str
     without_device: tuple[grants.Container, ...]

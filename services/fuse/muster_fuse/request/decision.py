@@ -100,7 +100,7 @@ def check_caller(
 def check_target(
     target: caller.Descriptor, line: caller.MountLine | None, *, fuse_on_fuse: bool
 ) -> None:
-    """Refuse a mount point where a mount would be visible to, or mislead, others.
+    """Refuse a mount point where others would see the mount or be misled by it.
 
     Raises Refusal. `line` is the descriptor's mount, as the process sees it.
     """

@@ -26,14 +26,14 @@ _CONNECTION: Final = re.compile(r"^fuse_connection:\s*([0-9]+)$", re.MULTILINE |
 _ENTRIES_MAX: Final = 4096
 """The maximum number of descriptors or threads read per process."""
 _POD_ENTRIES_MAX: Final = 65_536
-"""The maximum number read per pod, or per process outside of pods."""
+"""The maximum number of entries read per pod, or per process outside of pods."""
 _MOUNTINFO_BYTES_MAX: Final = 1 << 25
 """The maximum size of a pod's mount tables; each mount namespace is read once."""
 _SIGKILL: Final = 1 << 8
 _PENDING: Final = ("SigPnd:", "ShdPnd:")
 _UTIME: Final = 11
 _STARTED: Final = 19
-"""Positions in /proc/<pid>/stat after the name, which ends with the last parenthesis."""
+"""Fields of /proc/<pid>/stat, counted after the name, which ends with the last parenthesis."""
 
 
 class Holder(NamedTuple):
@@ -173,7 +173,7 @@ def _processes() -> list[Path]:
 def _connections(process: Path, descriptor: str) -> list[int | None]:
     """Return a list with the connection that a descriptor serves, empty if it serves none.
 
-    Nearly all descriptors are other files, which their links show without a further read.
+    Nearly all descriptors are other files; their links show this without another read.
     """
     with contextlib.suppress(OSError, ValueError):
         if os.readlink(f"{process}/fd/{descriptor}").endswith(_DEVICE):  # noqa: PTH115  # many

@@ -120,7 +120,7 @@ class Section:
         return sum(int(n or 0) * unit for n, unit in zip(match.groups(), _UNITS, strict=True))
 
     def leave_out_others(self, *known: str) -> None:
-        """Report the keys as left out that are neither in `known` nor were read."""
+        """Report as left out every key that is not in `known` and was not read."""
         for key in self._values:
             if key not in self._known.union(known):
                 self.differ(key, _WHY.get(self._at(key), "not imported"))

@@ -81,7 +81,7 @@ def receiver(text: bytes, *, name: str, directory: Path) -> receiver_settings.Re
 
 
 def _placed(tree: object, directory: Path, problems: list[str]) -> object:
-    """Return the tree with the full path of each secret's file; add refused ones to `problems`."""
+    """Return the tree with the full path of each secret's file; add refused paths to `problems`."""
     if isinstance(tree, list):
         return [_placed(each, directory, problems) for each in tree]
     if not isinstance(tree, dict):

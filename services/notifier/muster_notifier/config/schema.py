@@ -59,7 +59,7 @@ class InhibitRule(msgspec.Struct, frozen=True, kw_only=True):
     equal: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Refuse invalid matchers, and labels that no alert has: missing labels are equal."""
+        """Refuse invalid matchers, and labels that no alert has, which would count as equal."""
         routes.refuse_useless_matchers((*self.source_matchers, *self.target_matchers))
         routes.refuse_unknown_labels(self.equal, where="equal")
 
@@ -164,7 +164,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     group_interval_s: Interval = 300.0
     repeat_interval_s: RepeatInterval = 14_400.0
     resolve_wait_s: Wait | None = 10.0
-    """How soon the end of a group's last alert is sent; null: with the next changes."""
+    """How soon the resolution of a group's last alert is sent; null: with the next changes."""
     default_receivers: tuple[ReceiverName, ...] | None = None
     """Receivers for alerts that match no route; by default all except the owners'."""
     mute_times: tuple[str, ...] = ()

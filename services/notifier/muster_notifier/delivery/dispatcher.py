@@ -1,4 +1,4 @@
-"""Adapter: runs all receivers, each with its own queue, with a shared outbox and ledger."""
+"""Adapter: runs all receivers: each has its own queue, all share the outbox and the ledger."""
 
 import asyncio
 import functools

@@ -32,13 +32,14 @@ from muster_notifier.routing import notifications
 PARALLEL_MAX: Final = 4
 FAILURES_MAX: Final = 5
 TEST_EVERY_S: Final = 5
-"""A receiver gets one test message in this time, and what resolves it."""
+"""A receiver gets at most one test message in this time, besides the message that resolves it."""
 UNKNOWN_S: Final = (30.0, 120.0, 600.0, 3600.0)
-"""Delays before resending a message that may have arrived (receivers that show duplicates)."""
+"""Delays before a message that may have arrived is resent to a receiver that shows duplicates."""
 
 _SLOW_PER_S: Final = 10.0
 _TESTED: Final = results.Result(
-    results.Outcome.RATE_LIMITED, f"not sent: it has just been tested; wait {TEST_EVERY_S} s"
+    results.Outcome.RATE_LIMITED,
+    f"not sent: the receiver has just been tested; wait {TEST_EVERY_S} s",
 )
 
 

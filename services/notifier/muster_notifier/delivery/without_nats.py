@@ -2,8 +2,8 @@
 
 Alerts, outbox and ledger are in NATS: while it is unavailable, alerts neither arrive nor are sent
 in the usual way. So the notifier that was the leader until then sends one alert itself, to the
-receivers that the routes select. A notifier that was not the leader sends nothing, so of two
-notifiers only one sends the alert, and one that restarts during the outage sends nothing.
+receivers that the routes select. Any other notifier sends nothing: neither a standby, nor a
+notifier that restarts during the outage.
 
 | NATS                                | state that receivers must know         |
 |-------------------------------------|----------------------------------------|

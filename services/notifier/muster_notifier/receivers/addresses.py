@@ -99,7 +99,7 @@ METADATA: Final = tuple(
         ),
     )
 )
-"""Where clouds serve metadata and secrets, by their documents, client libraries and cloud-init."""
+"""Where clouds serve metadata and secrets; from their documents, their clients and cloud-init."""
 
 _NOT_A_MACHINE: Final = tuple(
     map(
@@ -161,7 +161,7 @@ def _problems(address: _Address) -> Iterator[str]:
 
 
 def _problem(address: _Address) -> str:
-    """Return why an address itself, without those embedded in it, is refused; empty if allowed."""
+    """Return why an address is refused, whatever is embedded in it; empty if it is allowed."""
     if _has_secrets(address):
         return _SECRETS
     if any(address in network for network in _NOT_A_MACHINE):

@@ -7,7 +7,7 @@ card of up to 28 KB (learn.microsoft.com, format of connector cards and cards).
 
 Teams and many services of Apprise read Markdown, so texts from other systems are made `inert`.
 
-Apprise reports failures without their cause: every failure counts as temporary, messages may be
+Apprise reports failures without their cause. So every failure counts as temporary, messages may be
 repeated, and back-off is imprecise. It blocks and sleeps, so it runs in a separate thread.
 """
 

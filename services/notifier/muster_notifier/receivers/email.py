@@ -81,8 +81,8 @@ class Email:
     ) -> results.Result:
         """Send one mail to all recipients; the result names those that the relay refused.
 
-        Recipients that the relay may accept later (greylisting refuses every first attempt) are
-        retried without the others.
+        Recipients that the relay may accept later are retried alone: greylisting, for example,
+        refuses every first attempt.
         """
         recipients = self._deferred.get(notification.id, self._settings.to)
         text = message.compose(notification, self._templates)
@@ -100,7 +100,7 @@ class Email:
         return self._accepted(notification.id, refused)
 
     async def _connect(self) -> socket.socket:
-        """Return a socket to the first address that answers; slow look-ups only delay this mail."""
+        """Return a socket to the first address that answers; slow look-ups delay only this mail."""
         look_up = functools.partial(
             socket.getaddrinfo, self._settings.host, self._settings.port, type=socket.SOCK_STREAM
         )

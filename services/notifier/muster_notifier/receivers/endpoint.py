@@ -104,7 +104,7 @@ class Endpoint:
 
 
 class JsonReceiver:
-    """A receiver of one JSON body for each notification, written by `encode`.
+    """A receiver that gets one JSON body for each notification; `encode` writes the body.
 
     `prepare` makes texts from other systems safe for this receiver.
     """

@@ -22,7 +22,7 @@ from muster_notifier.receivers import (
 from muster_notifier.routing import notifications
 
 _POD_MARK: Final = "KUBERNETES_SERVICE_HOST"
-"""The kubelet sets it in every container."""
+"""An environment variable that the kubelet sets in every container."""
 _UNLIMITED_PER_S: Final = 1_000.0
 _SLACK_PER_S: Final = 1.0
 _PAGERDUTY_PER_S: Final = 2.0
@@ -71,7 +71,7 @@ def make(receiver: receiver_settings.Receiver, settings: schema.Settings) -> Sen
 def _masking(send: results.Send, mask: Callable[[str], str]) -> results.Send:
     """Return the sender with secrets masked in its results; some servers echo the request.
 
-    In a cluster, the commands of its messages name a cluster.
+    If the notifier runs in a cluster, the commands in its messages name a cluster.
     """
     in_cluster = _POD_MARK in os.environ
 

@@ -46,7 +46,7 @@ _IMPACTS: Final = {
     AlertKind.HEALTH_SILENT: ("failures of plugins go unnoticed",) * 2,
     AlertKind.DEAD_LETTERS: ("somebody was not notified of a problem",) * 2,
 }
-"""The impact if pods hold the devices, and if no pods do or the pods are unknown."""
+"""Each impact has two texts: if pods hold the devices, and if none do or that is unknown."""
 _RESOURCE: Final = re.compile(r" \([^() /]+/[^() ]+\)")
 """The resource that a summary names beside its plugin."""
 _ID_MAX: Final = 13

@@ -4,8 +4,8 @@ The name of an Event is derived from the notification, so a repeat creates no se
 Kubernetes deletes Events after about an hour: they are a view, not a record.
 
 An annotation of the pod, or else of its namespace, names the owners' receivers; it is cached for a
-minute. Other receivers do not wait for this. While Kubernetes does not answer, the query is
-retried, so owners are notified late rather than never.
+minute. Other receivers do not wait for this look-up. While Kubernetes does not answer, the look-up
+is retried, so owners are notified late rather than never.
 
 These two kinds of requests do not need a client library, which would use more memory than the rest
 of the notifier. The token is read again for each request, because Kubernetes replaces it hourly.

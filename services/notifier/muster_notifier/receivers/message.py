@@ -87,7 +87,7 @@ def compose(
 
 
 def in_cluster(notification: notifications.Notification) -> notifications.Notification:
-    """Return a notification whose commands name a cluster: they are typed outside of it."""
+    """Return a notification whose commands name a cluster, because they are run outside of it."""
     return msgspec.structs.replace(
         notification,
         in_cluster=True,

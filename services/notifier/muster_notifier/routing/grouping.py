@@ -6,9 +6,9 @@ alerts, and `decision` decides whether to notify. A notification is built only w
 so that it is up to date: changes that arrive while an older notification is in flight, or while the
 receiver is busy, go into the next one.
 
-A group has at most one notification in flight, so a resolve never overtakes its trigger. A receiver
-has only a few in flight (`groups.InflightLimits`); a notification that is being retried does not
-count towards this limit, and is replaced when it is outdated.
+A group has at most one notification in flight, so a resolution never overtakes the notification of
+the firing alert. A receiver has only a few in flight (`groups.InflightLimits`); a notification that
+is being retried does not count towards this limit, and is replaced when it is outdated.
 
 A receiver that was notified of an alert is also notified of its end, even if the alert is silenced
 by then. A failed notification changes nothing: the next flush decides again, as in Alertmanager.

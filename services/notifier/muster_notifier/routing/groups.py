@@ -65,7 +65,7 @@ class Group:
     flush_at: float
     notified: Notified | None
     last_id: str
-    """The id of the last notification, even if it said that all alerts are resolved."""
+    """The id of the last notification, even if that said that all alerts are resolved."""
     alerts: dict[str, vocabulary.AlertChanged] = field(default_factory=dict)
     in_flight: notifications.Notification | None = None
     is_overdue: bool = False
@@ -105,7 +105,7 @@ class Group:
                 del self.alerts[name]
 
     def forget_resolved(self, *, also_notified: bool) -> None:
-        """Drop resolved alerts; without `also_notified`, only those nobody was notified of."""
+        """Drop resolved alerts; unless `also_notified`, only those that nobody was notified of."""
         for alert in self.resolved():
             if also_notified or not self.was_notified_of(alert.fingerprint):
                 del self.alerts[alert.fingerprint]

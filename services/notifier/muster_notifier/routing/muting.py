@@ -25,7 +25,7 @@ from muster import matching, vocabulary
 from muster_notifier.routing import routes
 
 Range = tuple[int, int]
-"""A first and a last value, both included; a time of day, in minutes, excludes its end."""
+"""A first and a last value, both included; a range of times, in minutes, excludes its end."""
 
 _WEEKDAYS: Final = ("sunday", "monday", "tuesday", "wednesday", "thursday", "friday", "saturday")
 _MONTHS: Final = tuple(calendar.month_name[number].lower() for number in range(1, 13))

@@ -23,7 +23,7 @@ _EVIDENCE_MAX: Final = 10
 
 
 class Malformed(ValueError):
-    """A message in the outbox is not a notification, or a value in the ledger not an entry."""
+    """A message in the outbox is not a notification, or a value in the ledger is not an entry."""
 
 
 Time = Annotated[datetime, msgspec.Meta(tz=True)]
@@ -57,7 +57,7 @@ class Notification(msgspec.Struct, frozen=True, kw_only=True):
     why: str = ""
     is_test: bool = False
     in_cluster: bool = False
-    """Whether commands in its text must name a cluster: the notifier runs in one."""
+    """Whether commands in its text must name a cluster, because the notifier runs in one."""
 
     def __post_init__(self) -> None:
         """Refuse a time without a time zone, or with a year out of range."""
