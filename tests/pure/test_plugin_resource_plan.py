@@ -348,9 +348,7 @@ def test_a_row_that_is_refused_hides_no_other() -> None:
         [resources.Resource(name="example.com/x", groups=(both,))], scanned("/dev/a0", "/dev/b0")
     )
     assert [unit.id for unit in alone.resources[0].units] == ["a0-0"]
-    assert alone.problems == (
-        "example.com/x: groups[0]: /dev/b0 would be the same as another device",
-    )
+    assert alone.problems == ("example.com/x: groups[0]: /dev/b0 would duplicate another device",)
 
 
 NAMES = [f"/dev/{kind}{n}" for kind in ("a", "b", "c") for n in range(5)]

@@ -281,7 +281,7 @@ def test_unlabelling_some_nodes_warns_that_they_are_hidden(here: Cluster) -> Non
     for name in "ab":
         here.apply(name, {KEY: "t4"})
     errors = here.run("unlabel-gpus", "--yes", "--node", "a")[2]
-    assert errors == "muster unlabel-gpus: without the label SkyPilot does not see a\n"
+    assert errors == "muster unlabel-gpus: without the label, SkyPilot does not see a\n"
     assert (here.labels("a"), here.labels("b")) == ({}, {KEY: "t4"})
 
 

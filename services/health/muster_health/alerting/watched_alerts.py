@@ -54,7 +54,7 @@ class Subject:
     name: str
     pods: tuple[str, ...] = ()
     holders: tuple[str, ...] = ()
-    """The pods that use it; needed for a driver, whose pods request no resource."""
+    """The pods that use the plugin; needed for a driver, whose pods request no resource."""
 
 
 def texts(kind: AlertKind, rule: Rule | None, subject: Subject, *, node: str) -> tuple[str, str]:

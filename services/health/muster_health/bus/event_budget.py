@@ -1,4 +1,4 @@
-"""Pure: limits how many events are read per node; beyond that, only the newest of each kind.
+"""Pure: limits the events read per node; beyond the limit, only the newest of each kind are read.
 
 An event over the budget is neither decoded nor handled, so one node's events do not delay the
 others'. A moment later the newest event of each of its subjects is read: a snapshot supersedes the

@@ -74,7 +74,7 @@ class MassFailure:
     members: dict[str, str] = field(default_factory=dict)
     peak: int = 0
     joined: Counter[str] = field(default_factory=Counter)
-    """How often a plugin of each node joined."""
+    """How often plugins of each node joined."""
     gone: set[str] = field(default_factory=set)
     """The nodes whose pods are gone."""
 

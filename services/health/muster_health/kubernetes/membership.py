@@ -296,7 +296,8 @@ class Membership:
         return True
 
     def _evaluate(self, plugin: _Plugin, node: Node, now: float, *, is_first: bool) -> None:
-        """Record when the plugin became expected on a node; at first, when the node was created."""
+        """Record when the plugin became expected on a node: its creation if `is_first`, else
+        now."""
         plugin.changed.add(node.name)
         if not _is_expected(plugin, node):
             plugin.expected_since.pop(node.name, None)

@@ -45,7 +45,7 @@ from muster_health.plugin import (
 
 GRACE_S: Final = 0.5
 CHANGE_S: Final = 15.0
-"""How long a problem must last to change a verdict, because a hostile node may alternate."""
+"""How long a problem must last to change a verdict: a hostile node may alternate its reports."""
 _ASK_PACE_S: Final = 10.0
 _AGAIN_S: Final = 1.0
 _ATTEMPTS_MAX: Final = 2

@@ -167,7 +167,7 @@ async def _write_all(
     hidden = label_plan.unlabelled_after(rows) if is_unlabelling else []
     if work and hidden and len(hidden) < len(rows):
         output.warn(
-            request.command, f"without the label SkyPilot does not see {label_plan.some(hidden)}"
+            request.command, f"without the label, SkyPilot does not see {label_plan.some(hidden)}"
         )
     if not work and not request.has_objects:
         _print_result(request, rows, [], {})

@@ -132,7 +132,7 @@ class _Walk:
         return done
 
     def _expand(self, at: str, components: tuple[str, ...], depth: int = 0) -> None:
-        """Add the nodes below a directory that match the components, and directories to watch."""
+        """Add the directories to watch, and the nodes below them that match the components."""
         component, rest = components[0], components[1:]
         if at or not self._is_directory(f"/{component}"):
             self.directories.add(at)

@@ -18,10 +18,10 @@ from muster_plugin.model import errors
 
 _DEV: Final = "/dev/"
 _DEV_TIMEOUT_S: Final = 10.0
-"""devtmpfs does not hang, but some sysfs attributes are read from the hardware."""
+"""Long, because some sysfs attributes are read from the hardware; devtmpfs does not hang."""
 _ELSEWHERE_TIMEOUT_S: Final = 2.0
 _PATHS_TIMEOUT_S: Final = 0.7
-"""Each Allocate checks paths twice and scans once in between: 2 s at most."""
+"""Each Allocate checks paths twice and scans once in between, which takes 2 s at most."""
 _RETRY_S: Final = 1.0
 """The delay after a scan that did not finish in time."""
 _LISTED_MAX: Final = 3

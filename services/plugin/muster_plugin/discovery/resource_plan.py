@@ -156,7 +156,7 @@ def _keyed_rows(
             if specs in taken_specs:
                 # to advertise a device twice, use `count`
                 problems.append(
-                    f"{resource.name}: groups[{number}]: {key} would be the same as another device"
+                    f"{resource.name}: groups[{number}]: {key} would duplicate another device"
                 )
             elif taken.setdefault(key, number) == number:
                 keys.append((key, group, row))

@@ -161,7 +161,7 @@ def _uniform(gpus: Sequence[vocabulary.Gpu], note: NoteProblem) -> list[vocabula
     for physical in gpus:
         if kinds.get(physical.uuid, most) != most:
             note(
-                f"{gpu_label(physical)}: is {_kind(kinds[physical.uuid])} where most are "
+                f"{gpu_label(physical)}: is {_kind(kinds[physical.uuid])}, but most are "
                 f"{_kind(most)}; migStrategy single needs identical GPUs (mixed does not)"
             )
     return [physical for physical in gpus if kinds.get(physical.uuid) == most]

@@ -76,7 +76,7 @@ class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
     settled_s: float = 1.0
     """The longest time that the kubelet needs to list the devices of a new registration."""
     vacant: pacing.Backoff = pacing.Backoff(first_s=1.0, max_s=600.0)
-    """The wait between registrations of an unserved resource, while they have no effect."""
+    """The wait between registrations of a resource that nobody serves, if they have no effect."""
     fight: pacing.Backoff = pacing.Backoff(first_s=30.0, max_s=600.0)
     """The wait between registrations of a resource that another plugin registers too."""
     peace_s: float = 600.0

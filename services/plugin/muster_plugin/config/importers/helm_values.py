@@ -48,7 +48,7 @@ def of_nvidia(document: object) -> peer_file.ManifestContent | None:
 
 
 def smarter_list(document: object) -> object:
-    """Return the list in values of smarter-device-manager's chart, and any other document as is."""
+    """Return the list in smarter-device-manager's Helm values; return other documents unchanged."""
     if isinstance(document, Mapping) and isinstance(document.get("config"), list):
         return document["config"]
     return document
