@@ -296,8 +296,7 @@ class Membership:
         return True
 
     def _evaluate(self, plugin: _Plugin, node: Node, now: float, *, is_first: bool) -> None:
-        """Record when the plugin became expected on a node: its creation if `is_first`, else
-        now."""
+        """Record since when the plugin is expected on a node: from its creation if `is_first`."""
         plugin.changed.add(node.name)
         if not _is_expected(plugin, node):
             plugin.expected_since.pop(node.name, None)
