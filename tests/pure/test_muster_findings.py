@@ -67,6 +67,20 @@ def test_pods_that_are_ready_or_young_or_end_are_no_finding() -> None:
     assert _messages(ready, ending, over, _pod(age_s=29, phase="Pending")) == []
 
 
+def test_a_pod_that_is_ready_between_two_crashes_says_how_it_ended() -> None:
+    def crashed(finished: str) -> objects.Pod:
+        ended = {"reason": "Error", "exitCode": 137, "finishedAt": finished}
+        container = _container(ready=True) | {
+            "restartCount": 3,
+            "lastState": {"terminated": ended},
+        }
+        return _pod(conditions=[_condition("Ready", "True")], containerStatuses=[container])
+
+    assert _messages(crashed("2026-01-01T11:00:00Z")) == []
+    text = "3 restarts of health, the last at 11:01 UTC (Error, exit code 137)"
+    assert _messages(crashed("2026-01-01T11:01:00Z")) == [text]
+
+
 @pytest.mark.parametrize("part", ["muster-test", "muster-test-device"])
 def test_a_pod_of_helm_test_is_no_part_of_muster(part: str) -> None:
     failed = _pod(phase="Failed", containerStatuses=[_container(ready=False)])

@@ -70,6 +70,7 @@ class Id(enum.StrEnum):
     RUN001 = "RUN001"
     RUN002 = "RUN002"
     RUN003 = "RUN003"
+    RUN004 = "RUN004"
     PLUG001 = "PLUG001"
     PLUG002 = "PLUG002"
     PLUG003 = "PLUG003"
@@ -95,7 +96,7 @@ _SCOPES: Final = {
     **dict.fromkeys((Id.GPU004, Id.AS002, Id.AS003, Id.AS004, Id.AS006), Scope.CLUSTER),
     **dict.fromkeys((Id.ACCESS, Id.UNREAD), Scope.CLUSTER),
     **dict.fromkeys((Id.FUSE001, Id.FUSE002, Id.FUSE006, Id.FUSE007, Id.FUSE009), Scope.POD),
-    **dict.fromkeys((Id.AS001, Id.AS005, Id.RUN001, Id.RUN003), Scope.POD),
+    **dict.fromkeys((Id.AS001, Id.AS005, Id.RUN001, Id.RUN003, Id.RUN004), Scope.POD),
     Id.RUN002: Scope.CLUSTER,
     Id.FUSE010: Scope.CLUSTER,
     **dict.fromkeys((Id.PLUG005, Id.DRA005, Id.DRA008), Scope.POD),

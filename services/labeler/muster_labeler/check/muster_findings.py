@@ -1,14 +1,16 @@
-"""Pure: finds components of muster that do not run or are not confined (RUN001 to RUN003)."""
+"""Pure: finds components of muster that do not run or are not confined (RUN001 to RUN004)."""
 
 from collections.abc import Iterable
 from datetime import datetime, timedelta
 from typing import Final
 
+from muster import wording
 from muster.kubernetes import installation, objects
 from muster_labeler.check import findings
 from muster_labeler.check.findings import ClusterView, Commands, Finding, Id, Severity
 
 _NAME: Final = "app.kubernetes.io/name"
+_RESTART_RECENT: Final = timedelta(hours=1)
 _STARTS: Final = timedelta(seconds=30)
 """A younger pod may still be starting."""
 
@@ -35,6 +37,16 @@ def evaluate(view: ClusterView, commands: Commands) -> Iterable[Finding]:
                 f"{namespace}/{name}",
                 f"is not ready: {why}",
                 command=commands.kubectl("-n", namespace, "describe", "pod", name),
+                docs="docs/install.md",
+            )
+        if not why and (restarted := _restart(pod, view.now)):
+            namespace, name = pod.metadata.namespace, pod.metadata.name
+            yield findings.finding(
+                Id.RUN004,
+                Severity.WARN,
+                f"{namespace}/{name}",
+                restarted,
+                command=commands.kubectl("-n", namespace, "logs", name, "--previous"),
                 docs="docs/install.md",
             )
         if _writes_below_dev(pod):
@@ -82,3 +94,16 @@ def _problem(pod: objects.Pod, now: datetime) -> str:
         if not status.ready:
             return f"{status.name} runs but reports that it is not ready; see its log"
     return pod.phase or "unknown"
+
+
+def _restart(pod: objects.Pod, now: datetime) -> str:
+    """Return how a container of the pod ended within the last hour; empty if none did."""
+    for status in pod.container_statuses:
+        end = status.last_state.terminated if status.last_state else None
+        at = objects.parse_time(end.finished_at) if end else None
+        if end is not None and at is not None and now - at < _RESTART_RECENT:
+            return (
+                f"{wording.counted(status.restart_count, 'restart')} of {status.name}, the last "
+                f"at {at:%H:%M} UTC ({end.reason or 'ended'}, exit code {end.exit_code})"
+            )
+    return ""
