@@ -273,7 +273,7 @@ def _heartbeat(plugin: status.Plugin) -> str:
 
 
 def _evidence_time(plugin: status.Plugin, now: datetime | None) -> str:
-    """Return the time of the evidence as text; empty if it is unknown, or the evidence is new."""
+    """Return the time of the evidence as text; empty if it is unknown or needs no mention."""
     if now is not None and plugin.evidence_age_s is not None and plugin.verdict != _HEALTHY:
         return f"at {(now - timedelta(seconds=plugin.evidence_age_s)).astimezone():%H:%M:%S}: "
     if plugin.since is None or now is None or plugin.beat_age_s is None:

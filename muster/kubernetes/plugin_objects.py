@@ -176,7 +176,7 @@ class SlicePool(objects.Object, frozen=True):
 
 
 class SliceSpec(scheduling.ResourceSliceSpec, frozen=True):
-    """The devices of a ResourceSlice, with their pool; for several nodes if it names no node."""
+    """The devices of a ResourceSlice, with their pool; without a node, for several nodes."""
 
     pool: SlicePool = SlicePool()
 

@@ -175,7 +175,7 @@ class _Notifier:
             _WAITING.labels(name).set_function(functools.partial(self._waiting_since, name))
 
     def problem(self) -> str | None:
-        """Return why the notifier is not ready; None if it is ready, as a standby is, too."""
+        """Return why the notifier is not ready; None if it is ready. A standby is ready."""
         if not self._bus.link.is_connected:
             return "NATS is disconnected"
         if not self.election.is_leader:
@@ -225,7 +225,7 @@ class _Notifier:
         await self._outage_alarm.settle()
 
     async def run(self) -> None:
-        """Notify people forever; if NATS is lost, alert the receivers to that without NATS."""
+        """Notify people forever; while NATS is lost, notify the receivers of that directly."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._lead())
             if self._settings.watchdog.enabled:

@@ -16,8 +16,8 @@ from muster_fuse.kernel import jobs
 _SYSTEMD_POD: Final = re.compile(
     r"(?:[\w.-]+-)?kubepods(?:-besteffort|-burstable)?-pod([0-9A-Za-z_]+)\.slice", re.ASCII
 )
-"""Matches the last part of a cgroup's path; its uid has no hyphen, which starts a new level in
-systemd.
+"""Matches the last part of a cgroup's path. The uid in it has underscores: in systemd
+a hyphen would start a new level.
 """
 _CGROUPFS_POD: Final = re.compile(
     r"kubepods(?:/besteffort|/burstable)?/pod([0-9A-Za-z-]+)", re.ASCII

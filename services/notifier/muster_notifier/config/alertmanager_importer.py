@@ -55,7 +55,7 @@ class Importer:
         self.losses: list[str] = []
         self._file = file
         self._receiver_names: dict[str, list[str]] = {}
-        """For each receiver in the file, the names of those imported from it."""
+        """The names of muster's receivers that were imported from each receiver in the file."""
 
     def read(self, document: object) -> Tree:
         """Return the notifier's settings. Raises Unreadable."""

@@ -76,7 +76,7 @@ class NotificationBuilder:
     def build(
         self, group: groups.Group, *, at: datetime, now: float
     ) -> notifications.Notification | None:
-        """Return the notification for a receiver, if one is due; `at` is the time at `now`.
+        """Return the notification for a receiver, if one is due; `at` is `now` by the wall clock.
 
         Resolved alerts that need no notification are dropped from the group.
         """
