@@ -1,4 +1,4 @@
-"""Pure: removes characters from texts that control a terminal or mislead readers.
+"""Pure: replaces or escapes the characters of a text that control a terminal or mislead readers.
 
 Unprintable characters are control characters (C0, DEL and C1), line separators, lone surrogates,
 and invisible format characters such as those that reverse the direction of a text. Everything that

@@ -302,7 +302,7 @@ def _same_devices(facts: Facts) -> Iterable[PluginFinding]:
                 level=Level.ERROR,
                 name=driver,
                 text=f"pool {pool} of {driver} is on {len(where)} nodes: the scheduler treats "
-                f"their devices {name} as one device, so only one pod gets one",
+                f"all their devices named {name} as one, so only one pod can get it",
                 evidence=(
                     wording.name_list(where),
                     f"{wording.counted(len(shared), 'device')} in all",

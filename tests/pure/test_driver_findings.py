@@ -346,8 +346,8 @@ def test_a_pool_name_that_two_nodes_use_makes_two_devices_one() -> None:
             kind=Kind.SAME_DEVICE,
             level=Level.ERROR,
             name=DRIVER,
-            text=f"pool gpus of {DRIVER} is on 2 nodes: the scheduler treats their devices gpu-0 "
-            "as one device, so only one pod gets one",
+            text=f"pool gpus of {DRIVER} is on 2 nodes: the scheduler treats all their devices "
+            "named gpu-0 as one, so only one pod can get it",
             evidence=("a, b", "1 device in all"),
         )
     ]

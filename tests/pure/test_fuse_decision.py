@@ -252,7 +252,7 @@ def test_a_user_unmounts_what_is_theirs_and_root_what_is_anyones() -> None:
         (
             [],
             Reason.NOT_VISIBLE,
-            "the mount point is on no mount that the process sees; is it still mounted?",
+            "the process cannot see the mount that this path is on; was it unmounted?",
         ),
         (
             [MOUNTED],

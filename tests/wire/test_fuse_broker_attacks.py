@@ -101,7 +101,7 @@ def test_a_directory_of_another_mount_namespace_is_no_mount_point(tmp_path: Path
             said = answers(pod, script, pass_fds=(here,))
         finally:
             os.close(here)
-        text = "the mount point is on no mount that the process sees; is it still mounted?"
+        text = "the process cannot see the mount that this path is on; was it unmounted?"
         assert said == [f"EINVAL: {text}"]
         assert reasons(running) == {Reason.NOT_VISIBLE}
 

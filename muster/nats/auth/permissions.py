@@ -267,7 +267,7 @@ def _grant(
     account: str = ACCOUNT,
 ) -> Grant:
     if not _USER.fullmatch(user):
-        raise ValueError(f"{user!r} is not a user name: letters, digits, '-' and '_'")
+        raise ValueError(f"{user!r} is not a user name: use only letters, digits, '-' and '_'")
     return Grant(
         user=user,
         publish=tuple(dict.fromkeys(publish)),

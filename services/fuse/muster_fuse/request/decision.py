@@ -183,7 +183,7 @@ def _visible(target: caller.Descriptor, line: caller.MountLine | None) -> caller
         text = "the descriptor was not opened with O_PATH"
         raise Refusal(Reason.BAD_DESCRIPTOR, errno.EBADF, text)
     if line is None:
-        text = "the mount point is on no mount that the process sees; is it still mounted?"
+        text = "the process cannot see the mount that this path is on; was it unmounted?"
         raise Refusal(Reason.NOT_VISIBLE, errno.EINVAL, text)
     return line
 

@@ -336,7 +336,7 @@ class StateStore:
             self._save_later(key, value, is_leader)
 
     async def run(self) -> None:
-        """Retry the values that could not be saved in time, forever."""
+        """Keep trying to save the values that could not be saved in time."""
         while True:
             await asyncio.sleep(self._retry_s)
             if self._unsaved:

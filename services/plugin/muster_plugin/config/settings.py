@@ -140,7 +140,7 @@ def name_problems(
 
 
 def overlap_problems(resources: Resources, nodes: Sequence[NodeOverride | None]) -> Iterator[str]:
-    """Yield the resources that are certain to match the same nodes."""
+    """Yield a problem for each two resources that are certain to match the same device nodes."""
     overrides = [*validation.whole(nodes)]
     lists: list[Resources] = [resources, *(override.resources for _, override in overrides)]
     everything = [resource for entries in lists for _, resource in validation.whole(entries)]

@@ -1,7 +1,7 @@
 """Adapter: registers with the kubelet over gRPC, and probes the plugin's own sockets.
 
-The kubelet's plugin watcher finds the socket without a call. The self-probe dials the plugin's
-sockets by their paths, as the kubelet would.
+The kubelet's plugin watcher needs no Register call: it finds the plugin's socket by itself. The
+self-probe dials the plugin's sockets by their paths, as the kubelet would.
 """
 
 import asyncio

@@ -15,8 +15,8 @@ wrong any more. The first matching row applies:
     ANSWERS     | another process serves it, too    | TWO_SERVERS    | 30 s
     other       | fewer devices listed than expected| FEWER_DEVICES  | 30 s
     other       | CDI files are missing             | FILES_MISSING  | 30 s
-    UNKNOWN     | nothing of the above              | as before      |
-    ANSWERS     | nothing of the above              | NONE           |  0 s
+    UNKNOWN     | none of the above                 | as before      |
+    ANSWERS     | none of the above                 | NONE           |  0 s
 
 While the kubelet is away or has just restarted (`is_held`), no finding begins, but one that has
 begun can end. A finding about a count lasts at least until the kubelet lists a count again.

@@ -129,13 +129,13 @@ class Registered(msgspec.Struct, frozen=True):
 
 
 class HardwareSeen(msgspec.Struct, frozen=True):
-    """The node's hardware, described in words, by the resource that should offer it."""
+    """Descriptions of the node's hardware, keyed by the resource that should offer it."""
 
     hardware: Mapping[str, str]
 
 
 class FilesMissing(msgspec.Struct, frozen=True):
-    """The CDI devices that no spec describes, by the driver or resource whose pods use them."""
+    """CDI devices that no spec describes, keyed by the driver or resource whose pods use them."""
 
     devices: Mapping[str, tuple[str, ...]]
 
