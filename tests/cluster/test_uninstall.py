@@ -95,8 +95,8 @@ def test_without_a_default_storage_class_the_doctor_names_nats_first(
     assert level == "FAIL"
     assert text.startswith(f"no pod is ready of muster-nats: muster-nats-0 {lacking}")
     why = "no pod of muster-nats is ready in the namespace muster: muster-nats-0 (Pending)"
-    assert findings["bus"] == ("NOT LOOKED AT", why)
-    assert {level for level, _ in findings.values()} == {"OK", "NOT LOOKED AT"}
+    assert findings["bus"] == ("NOT CHECKED", why)
+    assert {level for level, _ in findings.values()} == {"OK", "NOT CHECKED"}
 
 
 @pytest.fixture(scope="module")
