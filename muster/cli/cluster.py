@@ -205,8 +205,8 @@ class Cluster:
         problem = cluster_secrets.damage(key, content) if content.strip() else "missing or empty"
         if problem:
             raise Unreachable(
-                f"Secret {name}: {key} is damaged: {problem}; correct it, or delete the Secret: "
-                "then `muster auth cluster` makes it again"
+                f"Secret {name}: {key} is damaged: {problem}; correct it, or make it again as "
+                "docs/security.md says"
             )
         return content
 

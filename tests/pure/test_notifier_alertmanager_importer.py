@@ -189,6 +189,7 @@ def test_its_routes_become_ours(tmp_path: Path) -> None:
         300.0,
         5400.0,
     )
+    assert timing.resolve_wait_s is None
     notified = [
         (labels, [name for route in root.find(labels) for name in route.receivers])
         for labels in (

@@ -83,7 +83,7 @@ def test_files_beyond_the_limit_are_named_once(tmp_path: Path) -> None:
     assert content == directory.Content((), {"256.txt": reason})
 
 
-def test_files_are_read_again_only_if_a_name_an_inode_a_size_or_a_time_has_changed(
+def test_a_change_of_a_name_an_inode_a_size_or_a_time_is_noticed_but_the_content_decides(
     tmp_path: Path,
 ) -> None:
     file = tmp_path / "ops.yaml"
@@ -94,11 +94,9 @@ def test_files_are_read_again_only_if_a_name_an_inode_a_size_or_a_time_has_chang
         receivers = directory.Directory(str(tmp_path))
         await receivers.read(SETTINGS)
         assert not await receivers.has_changed()
-        # what only a read would show
+        # of the same size, and its time is set back
         file.write_text("file: {path: /b}")
         os.utime(file, ns=(1, 1))
-        assert not await receivers.has_changed()
-        os.utime(file, ns=(2, 2))
         assert await receivers.has_changed()
         await receivers.read(SETTINGS)
         # another time, and the same content

@@ -199,7 +199,7 @@ def test_what_a_right_is_missing_for_is_named_and_the_rest_is_looked_at(tmp_path
             "NOT CHECKED",
             (
                 "Secret muster-nats-admin: password is damaged: missing or empty; correct it, or "
-                "delete the Secret: then `muster auth cluster` makes it again"
+                "make it again as docs/security.md says"
             ),
         )
         missing = "missing right: get the Secret muster-nats-reader in the namespace muster ("

@@ -171,6 +171,7 @@ async def test_until_the_first_message_a_new_registration_shows_the_old_list(
     second.greeting = None
     assert await kubelet.register(second) == OK
     await kubelet.shows("2", "0")
+    await until_true("a stream", lambda: second.streams)
     second.streams[0].send(device_plugin.devices("c"))
     await kubelet.shows("1", "1")
 

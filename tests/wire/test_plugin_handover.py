@@ -155,6 +155,30 @@ class _Served:
         self.done.put_nowait("take back")
 
 
+@pytest.mark.parametrize(("answer", "asks"), [(b"", 5), (b"nonsense\n", 1)])
+def test_a_holder_that_ends_the_connection_is_asked_a_limited_number_of_times(
+    root: Path, answer: bytes, asks: int
+) -> None:
+    async def story() -> None:
+        asked = 0
+
+        async def end(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            nonlocal asked
+            asked += 1
+            await reader.readline()
+            writer.write(answer)
+            writer.close()
+
+        path = root / "h.sock"
+        async with await asyncio.start_unix_server(end, path):
+            successor = handover.Handover(path, _Served(), ask_again_s=0.01)
+            while successor.can_ask:
+                assert await successor.request() != ""
+        assert asked == asks
+
+    plugin_process.run(story)
+
+
 @pytest.mark.parametrize(
     ("sent", "expected"),
     [

@@ -271,7 +271,8 @@ class _Notifier:
 
     async def _restore(self) -> None:
         entries = await self._dispatcher.restore()
-        self._own_alerts.restore(entries)
+        receivers = set(self._dispatcher.names())
+        self._own_alerts.restore(entry for entry in entries if entry.receiver in receivers)
         pending = await self._dispatcher.pending()
         for event in await consumers.newest(self._bus.link, streams.ALERTS, _VERDICTS):
             assert isinstance(event.data, vocabulary.VerdictChanged), "only verdicts were read"

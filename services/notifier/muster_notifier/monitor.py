@@ -210,10 +210,10 @@ class OwnAlerts:
 
     def restore(self, entries: Iterable[notifications.LedgerEntry]) -> None:
         """Restore the start times of the alerts that a former process notified people of."""
-        for entry in entries:
+        for entry in sorted(entries, key=lambda entry: entry.at):
             for kind in ADVICE:
                 if entry.firing == (_fingerprint(kind),) and entry.starts_at is not None:
-                    self._since[kind] = min(entry.starts_at, self._since.get(kind, entry.starts_at))
+                    self._since[kind] = entry.starts_at
 
     async def watch_dead_letters(self, subjects: Callable[[], Awaitable[list[str]]]) -> None:
         """Raise an alert, forever, while there are dead letters about anything but this alert."""

@@ -39,7 +39,7 @@ def evaluate(view: ClusterView, commands: Commands) -> Iterable[Finding]:
                 command=commands.kubectl("-n", namespace, "describe", "pod", name),
                 docs="docs/install.md",
             )
-        if not why and (restarted := _restart(pod, view.now)):
+        if restarted := _restart(pod, view.now):
             namespace, name = pod.metadata.namespace, pod.metadata.name
             yield findings.finding(
                 Id.RUN004,
@@ -97,11 +97,14 @@ def _problem(pod: objects.Pod, now: datetime) -> str:
 
 
 def _restart(pod: objects.Pod, now: datetime) -> str:
-    """Return how a container of the pod ended within the last hour; empty if none did."""
+    """Return how a container of a ready pod failed within the last hour; empty if none did."""
+    ready = objects.condition(pod.conditions, "Ready")
+    if ready is None or ready.status != "True" or pod.metadata.is_being_deleted:
+        return ""
     for status in pod.container_statuses:
         end = status.last_state.terminated if status.last_state else None
         at = objects.parse_time(end.finished_at) if end else None
-        if end is not None and at is not None and now - at < _RESTART_RECENT:
+        if end is not None and end.exit_code and at is not None and now - at < _RESTART_RECENT:
             return (
                 f"{wording.counted(status.restart_count, 'restart')} of {status.name}, the last "
                 f"at {at:%H:%M} UTC ({end.reason or 'ended'}, exit code {end.exit_code})"

@@ -274,8 +274,8 @@ class _Cluster:
             if passed_s > _ENDS_S:
                 waits = [c.message for c in namespace.status.conditions or () if c.status == "True"]
                 raise _Refused(
-                    f"namespace {self._namespace} is still there after {_ENDS_S:g} s, and nothing "
-                    f"else was removed: {'; '.join(waits) or 'no reason given'}"
+                    f"namespace {self._namespace} is still there after {_ENDS_S:g} s; nodes and "
+                    f"objects outside it are unchanged: {'; '.join(waits) or 'no reason given'}"
                 )
             progress(f"waiting for namespace {self._namespace} to end: {passed_s:.0f} s")
             await asyncio.sleep(_LOOK_S)

@@ -79,6 +79,8 @@ class Importer:
             "default_receivers": root.get("receivers", []),
             "group_by": root.get("group_by", []),
             "routes": root.get("routes", []),
+            # Alertmanager reports the end of a group's alerts with the next changes
+            "resolve_wait_s": None,
             "receivers": receivers,
             "inhibit_rules": [rule for rule in rules if rule is not None],
             "time_intervals": [_time_interval(section) for section in times],

@@ -21,7 +21,7 @@ _FILES_MAX: Final = 4 * schema.RECEIVERS_MAX
 _FILE_BYTES_MAX: Final = 1024 * 1024
 """The maximum size of a Secret."""
 
-_Signature = tuple[tuple[str, tuple[int, int, int] | None], ...]
+_Signature = tuple[tuple[str, tuple[int, int, int, int] | None], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,12 +135,13 @@ def _signature(path: Path) -> _Signature:
     return tuple((name, _stat(path / name)) for name in _names(path))
 
 
-def _stat(file: Path) -> tuple[int, int, int] | None:
+def _stat(file: Path) -> tuple[int, int, int, int] | None:
     try:
         status = file.stat()
     except OSError:
         return None
-    return status.st_ino, status.st_size, status.st_mtime_ns
+    # the last one changes with the permissions, too
+    return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 def _texts(path: Path) -> Mapping[str, bytes]:

@@ -169,7 +169,7 @@ def _cloud_event(
             alerts=tuple(shown),
             truncated_alerts=notification.notified_total - len(shown),
             truncated_pods=notification.pods_total - sum(len(alert.pods) for alert in shown),
-            test=notification.is_test,
+            test=headline.is_test(notification),
         ),
     )
 
@@ -291,7 +291,7 @@ def encode_alerts(notification: notifications.Notification, *, lifetime: timedel
         ends_at = alert.ends_at.isoformat() if alert.ends_at is not None else until
         postable.append(
             _Postable(
-                labels=view.labels | ({"test": "true"} if notification.is_test else {}),
+                labels=view.labels | ({"test": "true"} if headline.is_test(notification) else {}),
                 annotations=view.annotations,
                 starts_at=view.starts_at,
                 ends_at=ends_at,

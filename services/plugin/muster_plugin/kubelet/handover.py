@@ -32,6 +32,9 @@ from muster.service import logs
 
 _ANSWER_TIMEOUT_S: Final = 5.0
 _FINISH_TIMEOUT_S: Final = 30.0
+_ASKS_MAX: Final = 5
+"""How often a successor asks a holder that closes the connection."""
+_ASK_AGAIN_S: Final = 1.0
 _LINE_BYTES_MAX: Final = 256 * 1024
 """A node has at most 1,000 resources, each with a socket name of up to 107 bytes."""
 
@@ -79,11 +82,13 @@ class Served(Protocol):
 class Handover:
     """Both roles of one process: it may take over when it starts, and hand over later."""
 
-    def __init__(self, path: Path, served: Served) -> None:
+    def __init__(self, path: Path, served: Served, *, ask_again_s: float = _ASK_AGAIN_S) -> None:
         self.sockets: frozenset[str] = frozenset()
         """The sockets that the predecessor still serves until `finish`."""
         self.can_ask = True
-        """Whether the holder has not answered yet; it may be about to listen."""
+        """Whether asking the holder may still succeed."""
+        self._asks_left = _ASKS_MAX
+        self._ask_again_s = ask_again_s
         self._path = path
         self._served = served
         self._predecessor = ""
@@ -94,6 +99,7 @@ class Handover:
 
     async def request(self) -> str:
         """Ask the holder to hand over; return why that failed, or an empty string."""
+        writer: asyncio.StreamWriter | None = None
         try:
             async with asyncio.timeout(_ANSWER_TIMEOUT_S):
                 reader, writer = await asyncio.open_unix_connection(
@@ -102,8 +108,9 @@ class Handover:
                 await _send(writer, Request(socket.gethostname()))
                 answer = await _receive(reader, Released | Refused)
         except (OSError, ValueError, TimeoutError) as error:
-            # a holder that is slow has begun to hand over: asked again, it would begin again
-            self.can_ask = not isinstance(error, TimeoutError)
+            if writer is not None:
+                writer.close()
+                await self._pause(error)
             return f"it cannot be asked to hand over: {str(error) or type(error).__name__}"
         self.can_ask = False
         if isinstance(answer, Refused):
@@ -114,6 +121,17 @@ class Handover:
         self.sockets = frozenset(answer.sockets)
         logs.logger().info("handover_started", predecessor=answer.host)
         return ""
+
+    async def _pause(self, error: Exception) -> None:
+        """Wait before the holder may be asked again, if it may be.
+
+        A holder that closes the connection may be busy with another successor for a moment. One
+        that is slow, or answers something else, has begun to hand over and would begin again.
+        """
+        self._asks_left -= 1
+        self.can_ask = isinstance(error, ConnectionError) and self._asks_left > 0
+        if self.can_ask:
+            await asyncio.sleep(self._ask_again_s)
 
     async def finish(self) -> None:
         """Ask the predecessor to end its servers, because the kubelet now lists this plugin's."""
