@@ -160,7 +160,7 @@ def notify(
         send_resolved=True,
         at=at,
     )
-    return message.in_cluster(sent)
+    return message.naming_cluster(sent)
 
 
 def _event(alert: alerts.Alert, *, watched: str = "") -> vocabulary.AlertChanged:

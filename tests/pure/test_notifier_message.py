@@ -96,7 +96,7 @@ def test_commands_of_a_message_from_a_cluster_name_a_cluster() -> None:
     log, named = "muster's log", "muster --context CONTEXT"
     advice = f"muster dlq list; once the receiver works: muster dlq replay all; see {log}"
     fires = msgspec.structs.replace(alert(), advice=advice)
-    sent = message.in_cluster(notification(firing=(fires,)))
+    sent = message.naming_cluster(notification(firing=(fires,)))
     muting = "kind=stuck node=node-a --duration 2h --comment WHY"
     assert message.compose(sent).body.splitlines()[2:] == [
         f"what to do: {named} dlq list; once the receiver works: {named} dlq replay all; see {log}",

@@ -50,10 +50,10 @@ def test_a_stopped_plugin_is_found_within_twenty_seconds(phase_s: int) -> None:
 
 def test_devices_that_their_plugin_never_checks_look_healthy() -> None:
     node = healthy()
-    known = node.model.watched
+    at_first = node.model.watched
     # all of them have failed, and the plugin, whose health checks have ended, lists them as before
     node.run(3_600)
-    assert (node.model.watched, node.findings()) == (known, {GPU: Finding.NONE})
+    assert (node.model.watched, node.findings()) == (at_first, {GPU: Finding.NONE})
 
 
 def test_only_a_process_that_stays_stopped_is_a_finding() -> None:

@@ -160,11 +160,11 @@ def test_a_holder_that_ends_the_connection_is_asked_a_limited_number_of_times(
     root: Path, answer: bytes, asks: int
 ) -> None:
     async def story() -> None:
-        asked = 0
+        connections = 0
 
         async def end(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            nonlocal asked
-            asked += 1
+            nonlocal connections
+            connections += 1
             await reader.readline()
             writer.write(answer)
             writer.close()
@@ -174,7 +174,7 @@ def test_a_holder_that_ends_the_connection_is_asked_a_limited_number_of_times(
             successor = handover.Handover(path, _Served(), ask_again_s=0.01)
             while successor.can_ask:
                 assert await successor.request() != ""
-        assert asked == asks
+        assert connections == asks
 
     plugin_process.run(story)
 

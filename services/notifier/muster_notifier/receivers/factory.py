@@ -65,24 +65,24 @@ def make(receiver: receiver_settings.Receiver, settings: schema.Settings) -> Sen
         raise Unusable(f"receiver {receiver.name}: {error}") from None
     one_by_one = receiver.slack or receiver.email or receiver.teams or receiver.apprise
     problems = tuple(message.problems_of(templates))
-    return Sender(_masking(send, reader.mask), reader.mask, rate, one_by_one is not None, problems)
+    return Sender(_prepared(send, reader.mask), reader.mask, rate, one_by_one is not None, problems)
 
 
-def _masking(send: results.Send, mask: Callable[[str], str]) -> results.Send:
-    """Return the sender with secrets masked in its results; some servers echo the request.
+def _prepared(send: results.Send, mask: Callable[[str], str]) -> results.Send:
+    """Return a sender that names a cluster in commands, if it runs in one, and masks results.
 
-    If the notifier runs in a cluster, the commands in its messages name a cluster.
+    Some servers repeat the request, with its secrets, in their answer.
     """
     in_cluster = _POD_MARK in os.environ
 
-    async def masked(
+    async def prepared(
         notification: notifications.Notification, data: Mapping[str, str]
     ) -> results.Result:
-        shown = message.in_cluster(notification) if in_cluster else notification
+        shown = message.naming_cluster(notification) if in_cluster else notification
         result = await send(shown, data)
         return dataclasses.replace(result, detail=mask(result.detail))
 
-    return masked
+    return prepared
 
 
 def make_endpoint(address: receiver_settings.Address) -> endpoint.Endpoint:

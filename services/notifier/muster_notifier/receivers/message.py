@@ -34,6 +34,7 @@ _BODY_MAX: Final = TEXT_MAX - _LINKS_MAX * (headline.LINE_MAX + 20)
 _ALL: Final = 10_000
 _NOTHING: Final = receiver_settings.Templates()
 _LINK: Final = re.compile(r"https?://[^\s<>|\"']+")
+_IN_CLUSTER: Final = "muster --context CONTEXT "
 _COMMAND: Final = re.compile(r"\bmuster (?=(?:dlq|doctor|events|silence|status|why)\b)")
 _LABEL_VALUE: Final = re.compile(r"[A-Za-z0-9][-A-Za-z0-9_./]*")
 _WEIGHTS: Final = {"kubernetes": 0, "probe": 1, "agent": 2, "heartbeat": 3, "health": 9}
@@ -86,7 +87,7 @@ def compose(
     return Message(title=head, body=headline.cut(body, _BODY_MAX), links=links)
 
 
-def in_cluster(notification: notifications.Notification) -> notifications.Notification:
+def naming_cluster(notification: notifications.Notification) -> notifications.Notification:
     """Return a notification whose commands name a cluster, because they are run outside of it."""
     return msgspec.structs.replace(
         notification,
@@ -97,13 +98,12 @@ def in_cluster(notification: notifications.Notification) -> notifications.Notifi
 
 
 def _with_context(alert: vocabulary.AlertChanged) -> vocabulary.AlertChanged:
-    advice = _COMMAND.sub("muster --context CONTEXT ", alert.advice)
+    advice = _COMMAND.sub(_IN_CLUSTER, alert.advice)
     return alert if advice == alert.advice else msgspec.structs.replace(alert, advice=advice)
 
 
 def _command(notification: notifications.Notification, command: str) -> str:
-    context = "muster --context CONTEXT "
-    return _COMMAND.sub(context, command) if notification.in_cluster else command
+    return _COMMAND.sub(_IN_CLUSTER, command) if notification.in_cluster else command
 
 
 def inert(notification: notifications.Notification) -> notifications.Notification:
