@@ -1,0 +1,264 @@
+"""Pure: health's `/state`: its structs, and how it is decoded.
+
+Readers do not import the health service, so these are separate structs. Missing keys have defaults
+and unknown keys are ignored, so that an older program can read the state of a newer service.
+"""
+
+from datetime import datetime
+from typing import Final
+
+import msgspec
+
+from muster import escaping, matching, vocabulary
+
+RECOVERING: Final = "RECOVERING"
+"""Shown instead of a verdict whose problem is gone, but not for long enough."""
+_WELL: Final = frozenset({vocabulary.Verdict.HEALTHY.value, vocabulary.Verdict.MAINTENANCE.value})
+_ADVISORIES_FINE: Final = frozenset({"", "they come", "received"})
+_RANK: Final = {severity.value: rank for rank, severity in enumerate(vocabulary.Severity)}
+
+
+class Evidence(msgspec.Struct, frozen=True, kw_only=True):
+    """One observation and its source."""
+
+    source: str = ""
+    observed: str = ""
+
+
+class Recovery(msgspec.Struct, frozen=True, kw_only=True):
+    """A problem that is gone `since` then; it counts as over if that lasts `until` then."""
+
+    since: datetime
+    until: datetime
+
+    def text(self, now: datetime | None = None) -> str:
+        """Return how long it has been gone (without `now`: not), and how long it must be."""
+        needed_s = round((self.until - self.since).total_seconds())
+        if now is None:
+            return f"recovering: must be well for {needed_s} s"
+        # the clocks may differ
+        good_s = min(max(0, int((now - self.since).total_seconds())), needed_s)
+        return f"recovering: well for {good_s} of {needed_s} s"
+
+
+class Alert(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One firing alert."""
+
+    fingerprint: str = ""
+    node: str = ""
+    plugin: str = ""
+    kind: str = ""
+    severity: str = ""
+    summary: str = ""
+    starts_at: datetime | None = None
+    resource: str = ""
+    devices: tuple[str, ...] = ()
+    devices_total: int = 0
+    pods: tuple[str, ...] = ()
+    pods_total: int = 0
+    evidence: tuple[Evidence, ...] = ()
+    advice: str = ""
+    runbook: str = ""
+    flapping: bool = False
+    watched: str = ""
+    recovery: Recovery | None = None
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """Return the labels that silences match."""
+        return matching.labels(
+            kind=self.kind,
+            severity=self.severity,
+            node=self.node,
+            plugin=self.plugin,
+            resource=self.resource,
+            devices=self.devices,
+            is_flapping=self.flapping,
+            watched=self.watched,
+        )
+
+    @property
+    def reason(self) -> str:
+        """Return the summary; if the problem is gone, text that says so comes first."""
+        return f"{self.recovery.text()}: {self.summary}" if self.recovery else self.summary
+
+    @property
+    def urgency(self) -> tuple[int, str, str, str]:
+        """Return the key for sorting: the most urgent first, then the oldest."""
+        started = self.starts_at.isoformat() if self.starts_at else ""
+        return (_RANK.get(self.severity, len(_RANK)), started, self.node, self.kind)
+
+
+class Device(msgspec.Struct, frozen=True, kw_only=True):
+    """A faulty device."""
+
+    kind: str = ""
+    resource: str = ""
+    device: str = ""
+    why: str = ""
+
+
+class Plugin(msgspec.Struct, frozen=True, kw_only=True):
+    """One plugin on one node; ages are in seconds on health's clock."""
+
+    node: str
+    plugin: str
+    state: str = ""
+    verdict: str | None = None
+    since: datetime | None = None
+    rule: str = ""
+    evidence: tuple[Evidence, ...] = ()
+    evidence_age_s: float | None = None
+    instance: str = ""
+    interval_s: float = 0.0
+    beat_age_s: float | None = None
+    clock_skew_s: float = 0.0
+    is_expected: bool = msgspec.field(default=False, name="expected")
+    is_suspended: bool = msgspec.field(default=False, name="frozen")
+    resources: tuple[str, ...] = ()
+    devices: dict[str, int] = msgspec.field(default_factory=dict)
+    allocatable: dict[str, int] = msgspec.field(default_factory=dict)
+    """How many of the devices pods may use, according to the node's status."""
+    unhealthy: tuple[Device, ...] = ()
+    mounts: int = 0
+    """The number of FUSE mounts in its inventory."""
+    problems: tuple[str, ...] = ()
+    recovery: Recovery | None = None
+    alerts: tuple[Alert, ...] = ()
+    watched: str = ""
+    """The resource or driver of a watched plugin; the next fields are set only for watched plugins.
+    """
+    agent: str = ""
+    """The plugin that observes the watched plugin."""
+    is_observed: bool = msgspec.field(default=True, name="observed")
+    finding: str = ""
+    text: str = ""
+    socket: str = ""
+    expected_devices: int | None = None
+    allocated: int | None = None
+    process: str = ""
+
+    @property
+    def name(self) -> str:
+        """Return the name for people; for a watched plugin, its resource or driver."""
+        return f"{self.watched} (watched)" if self.watched else self.plugin
+
+    def is_named(self, name: str) -> bool:
+        """Return whether `name` is the name of the plugin or of one of its resources."""
+        return name in {self.plugin, self.watched, *self.resources}
+
+    @property
+    def past(self) -> tuple[Evidence, ...]:
+        """Return the evidence whose problem is gone, but not for long enough."""
+        if self.recovery is not None:
+            return self.evidence
+        return tuple(item for each in self.alerts if each.recovery for item in each.evidence)
+
+    @property
+    def label(self) -> str:
+        """Return the verdict in a list; empty before the first one."""
+        return RECOVERING if self.recovery else self.verdict or ""
+
+    @property
+    def reasons(self) -> list[str]:
+        """Return in words why it is not well, the most urgent first."""
+        reasons = [*self.problems]
+        if self.is_suspended:
+            reasons.append("suspended: many plugins became silent at the same time")
+        if not self.is_observed:
+            reasons.append("not observed at present")
+        if self.recovery is not None:
+            reasons.append(self.recovery.text())
+        if not reasons and self.verdict not in _WELL and self.evidence:
+            reasons.append(f"{self.evidence[0].source}: {self.evidence[0].observed}")
+        return reasons
+
+    @property
+    def is_well(self) -> bool:
+        """Whether the plugin has no problem to show."""
+        return self.verdict in _WELL and not (self.alerts or self.is_suspended or self.problems)
+
+
+class Fleet(msgspec.Struct, frozen=True, kw_only=True):
+    """The state of the whole fleet; alerts about `held` plugins are delayed by the rate limit."""
+
+    alerts: tuple[Alert, ...] = ()
+    mass_failures: int = msgspec.field(default=0, name="storms")
+    suspects: int = 0
+    held: int = 0
+
+
+class Service(msgspec.Struct, frozen=True, kw_only=True):
+    """The health service itself; `revision` is its term if it leads."""
+
+    revision: int | None = msgspec.field(default=None, name="leads")
+    leader: str | None = None
+    is_disconnected: bool = msgspec.field(default=False, name="blind")
+    advisories: str = ""
+    publishing_problem: str = msgspec.field(default="", name="telling")
+    notified: str = ""
+    """Why alerts may reach nobody."""
+    notifier_alerts: tuple[Alert, ...] = ()
+    """The alerts that the notifier itself raises."""
+    cluster: str | dict[str, str] = ""
+
+
+class Place(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The groups that a node's labels name; empty if unknown."""
+
+    pool: str = ""
+    zone: str = ""
+
+
+class State(msgspec.Struct, frozen=True, kw_only=True):
+    """The content of `/state`, or of one page of it."""
+
+    plugins: tuple[Plugin, ...]
+    fleet: Fleet
+    service: Service
+    places: dict[str, Place] = msgspec.field(default_factory=dict)
+    """By node; nodes without a place are left out."""
+    next: str = ""
+    """The last node of the page; empty after the last page."""
+
+    @property
+    def alerts(self) -> list[Alert]:
+        """Return all firing alerts, the most urgent first, then the oldest."""
+        of_plugins = (alert for plugin in self.plugins for alert in plugin.alerts)
+        return sorted(
+            [*self.fleet.alerts, *self.service.notifier_alerts, *of_plugins],
+            key=lambda alert: alert.urgency,
+        )
+
+    def caveats(self) -> list[str]:
+        """Return the reasons why the state is incomplete or out of date."""
+        service = self.service
+        notes = []
+        if service.is_disconnected:
+            notes.append("health is disconnected from NATS; this is what it last received")
+        if service.revision is None:
+            leader = service.leader or "unknown"
+            notes.append(
+                f"this health service is not the leader ({leader}); alerts are the leader's"
+            )
+        if self.fleet.mass_failures:
+            notes.append(
+                "mass failure: many plugins became silent at the same time; verdicts are suspended"
+            )
+        notes += [service.publishing_problem] if service.publishing_problem else []
+        notes += [service.notified] if service.notified else []
+        if service.advisories not in _ADVISORIES_FINE:
+            notes.append(f"connections: {service.advisories}")
+        if isinstance(service.cluster, str):
+            notes += [f"Kubernetes: {service.cluster}"] if service.cluster else []
+        else:
+            notes += [f"Kubernetes: {what}: {why}" for what, why in sorted(service.cluster.items())]
+        return [escaping.plain(note) for note in notes]
+
+
+def decode(body: bytes) -> State:
+    """Decode `/state`. Raises ValueError if it is invalid."""
+    try:
+        return msgspec.json.decode(body, type=State)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise ValueError(str(error)) from None

@@ -1,0 +1,399 @@
+"""Pure: the newest known state of a fleet, one summary per node, and what changed since when.
+
+The only source is health's `/state`, which arrives in pages in the order of the nodes' names, or
+for one node. Events change nothing here: an event only makes the reader read its node again. For
+each node only a summary and its alerts are kept, because ten thousand nodes in full would take 50
+MiB.
+"""
+
+import enum
+import itertools
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final, NamedTuple
+
+import msgspec
+
+from muster import matching, vocabulary
+from muster.fleet import health_state
+
+ALERTS_MAX: Final = 2_000
+"""How many alerts are kept in full; of more, only the summary is kept, without evidence."""
+SILENCES_MAX: Final = 1_000
+_REMOVED_MAX: Final = 10_000
+_REASON_MAX: Final = 300
+_SHARED_MAX: Final = 1_000
+_SILENT_S: Final = 10.0
+"""Health may take this long to answer before the shown state counts as old."""
+
+
+class Level(enum.StrEnum):
+    """How urgently a person must look at a node, the most urgent first."""
+
+    CRITICAL = "critical"
+    WARNING = "warning"
+    UNKNOWN = "unknown"
+    NOTICE = "notice"
+    """Something is planned, silenced or not observed."""
+    OK = "ok"
+
+
+_NOWHERE: Final = health_state.Place()
+_ORDER: Final = {level: rank for rank, level in enumerate(Level)}
+_OF_SEVERITY: Final = {
+    vocabulary.Severity.CRITICAL.value: Level.CRITICAL,
+    vocabulary.Severity.WARNING.value: Level.WARNING,
+    vocabulary.Severity.INFO.value: Level.NOTICE,
+}
+_OF_VERDICT: Final = {
+    vocabulary.Verdict.HEALTHY.value: Level.OK,
+    vocabulary.Verdict.MAINTENANCE.value: Level.NOTICE,
+}
+
+
+class Counts(NamedTuple):
+    """How many of the devices of a resource pods may use."""
+
+    usable: int
+    total: int
+
+
+class NodeSummary(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """One line of a list of nodes.
+
+    `verdict` and `plugin` are those of the worst plugin. `label` is the verdict, RECOVERING if the
+    problem is gone or, while it is HEALTHY, the kind of the most urgent alert, and `since` is its
+    start. `reason` describes the most urgent problem, unescaped, and is empty if there is none.
+    """
+
+    name: str
+    level: Level
+    verdict: str
+    label: str
+    plugin: str
+    since: datetime | None
+    reason: str
+    resources: Mapping[str, Counts]
+    alerts: int
+    silenced: int
+    pool: str
+    zone: str
+    revision: int
+    """The model's revision at which this summary last changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What has changed since a revision; with `is_restart`, everything must be read again."""
+
+    nodes: tuple[NodeSummary, ...] = ()
+    removed: tuple[str, ...] = ()
+    is_restart: bool = False
+
+
+class _PluginFacts(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """The kept part of a plugin's state."""
+
+    name: str
+    verdict: str
+    since: datetime | None
+    reason: str
+    resources: Mapping[str, Counts]
+    label: str
+
+
+class _NodeFacts(msgspec.Struct, frozen=True, gc=False):
+    plugins: tuple[_PluginFacts, ...]
+    alerts: tuple[health_state.Alert, ...]
+    place: health_state.Place
+
+
+class _Shared:
+    """Returns the same object for equal values: most nodes have the same names and counts."""
+
+    def __init__(self) -> None:
+        self._texts: dict[str, str] = {}
+        self._resources: dict[tuple[tuple[str, Counts], ...], Mapping[str, Counts]] = {}
+
+    def text(self, text: str) -> str:
+        """Return an equal text."""
+        if len(self._texts) > _SHARED_MAX:
+            self._texts.clear()
+        return self._texts.setdefault(text, text)
+
+    def resources(self, counts: tuple[tuple[str, Counts], ...]) -> Mapping[str, Counts]:
+        """Return the counts by resource."""
+        if len(self._resources) > _SHARED_MAX:
+            self._resources.clear()
+        if counts not in self._resources:
+            self._resources[counts] = dict(counts)
+        return self._resources[counts]
+
+
+class FleetModel:
+    """The state of every node of a fleet."""
+
+    def __init__(self) -> None:
+        self.nodes: dict[str, NodeSummary] = {}
+        """All nodes by name, in the order of their last change."""
+        self.revision = 0
+        """A number that grows with each change."""
+        self.fleet: health_state.Fleet | None = None
+        self.service: health_state.Service | None = None
+        self.silences: dict[str, matching.Silence] = {}
+        self.is_complete = False
+        """Whether all nodes have been read once."""
+        self.read_at: float | None = None
+        """When health last answered."""
+        self._failure = ""
+        self._began_at: float | None = None
+        self._facts: dict[str, _NodeFacts] = {}
+        self._removed: dict[str, int] = {}
+        self._forgotten = 0
+        """Removals up to this revision are no longer known."""
+        self._alerts: tuple[int, tuple[health_state.Alert, ...]] = (-1, ())
+        self._alerts_total = 0
+        self._shared = _Shared()
+        self._matchers: dict[str, tuple[matching.Matcher, ...]] = {}
+        """By silence."""
+        self._active: tuple[datetime, list[str]] | None = None
+        """The silences that are active at a time: a page of nodes is read at one time."""
+        self._of_fleet: dict[str, list[health_state.Alert]] = {}
+        """By node: alerts that belong to no plugin."""
+
+    def receive_page(
+        self, page: health_state.State, *, after: str, now: float, at: datetime
+    ) -> None:
+        """Replace all nodes after `after` up to the page's last node (empty: all further nodes)."""
+        seen = self._put_plugins(page, at)
+        gone = [
+            name
+            for name in self._facts
+            if name > after and (not page.next or name <= page.next) and name not in seen
+        ]
+        for name in gone:
+            self._remove(name)
+        self.is_complete = self.is_complete or not page.next
+        self._receive_service(page, now, at)
+
+    def receive_node(
+        self, page: health_state.State, node: str, *, now: float, at: datetime
+    ) -> None:
+        """Replace one node."""
+        if node not in self._put_plugins(page, at) and node in self._facts:
+            self._remove(node)
+        self._receive_service(page, now, at)
+
+    def receive_failure(self, problem: str, *, now: float) -> None:
+        """Record that health did not answer, and why."""
+        self._began_at = now if self._began_at is None else self._began_at
+        if problem != self._failure:
+            self._failure = problem
+            self.revision += 1
+
+    def receive_silence(self, key: str, silence: matching.Silence | None, *, at: datetime) -> None:
+        """Add, replace or (None) remove a silence."""
+        if silence == self.silences.get(key):
+            return
+        matchers = [self._matchers.pop(key)] if key in self._matchers else []
+        if silence is None:
+            del self.silences[key]
+        elif key in self.silences or len(self.silences) < SILENCES_MAX:
+            self.silences[key] = silence
+            self._matchers[key] = matching.parse_all(silence.matchers)
+            matchers.append(self._matchers[key])
+        self._active = None
+        self.revision += 1
+        nodes = [matching.values_of(each, "node") for each in matchers]
+        # of ten thousand alerts, few are concerned
+        for name in set[str]().union(*nodes) & self._facts.keys() if all(nodes) else self._facts:
+            facts = self._facts[name]
+            labels = [alert.labels for alert in (*facts.alerts, *self._of_fleet.get(name, ()))]
+            if any(matching.all_hold(each, of) for of in labels for each in matchers):
+                self._summarise(name, at)
+
+    @property
+    def alerts(self) -> tuple[health_state.Alert, ...]:
+        """Return all firing alerts, the most urgent first, then the oldest."""
+        if self._alerts[0] != self.revision:
+            of_plugins = (alert for facts in self._facts.values() for alert in facts.alerts)
+            every = sorted([*self._fleet_alerts(), *of_plugins], key=lambda each: each.urgency)
+            self._alerts = self.revision, tuple(every)
+        return self._alerts[1]
+
+    def changed_since(self, revision: int) -> Changes:
+        """Return the nodes that have changed or were removed after a revision."""
+        if revision < self._forgotten or revision > self.revision:
+            return Changes(is_restart=True)
+        return Changes(
+            nodes=tuple(
+                itertools.takewhile(
+                    lambda node: node.revision > revision, reversed(self.nodes.values())
+                )
+            ),
+            removed=tuple(name for name, when in self._removed.items() if when > revision),
+        )
+
+    def silence_of(self, alert: health_state.Alert, at: datetime) -> matching.Silence | None:
+        """Return the active silence that matches an alert and ends last."""
+        if self._active is None or self._active[0] != at:
+            self._active = at, [key for key, each in self.silences.items() if each.is_active(at)]
+        labels = alert.labels if self._active[1] else {}
+        keys = (key for key in self._active[1] if matching.all_hold(self._matchers[key], labels))
+        return max(
+            (self.silences[key] for key in keys), key=lambda each: each.ends_at, default=None
+        )
+
+    def problem(self, now: float) -> str:
+        """Return why the state may be old or incomplete; empty while health answers."""
+        why = f": {self._failure}" if self._failure else ""
+        if self.read_at is None:
+            if self._began_at is None:
+                return "health has not been queried yet"
+            return f"health has not answered yet{why}"
+        age_s = now - self.read_at
+        if age_s < _SILENT_S and not self._failure:
+            return "" if self.is_complete else "the nodes are still being read"
+        return f"health has not answered for {age_s:.0f} s{why}; this is what it last reported"
+
+    def caveats(self) -> list[str]:
+        """Return why health's state may be incomplete, according to health."""
+        if self.service is None or self.fleet is None:
+            return []
+        return health_state.State(plugins=(), fleet=self.fleet, service=self.service).caveats()
+
+    def _put_plugins(self, page: health_state.State, at: datetime) -> set[str]:
+        """Store the nodes of a page; return their names."""
+        by_node: dict[str, list[health_state.Plugin]] = {}
+        for plugin in page.plugins:
+            by_node.setdefault(plugin.node, []).append(plugin)
+        for name, plugins in by_node.items():
+            before = self._facts.get(name)
+            self._alerts_total -= len(before.alerts) if before else 0
+            facts = self._facts_of(plugins, page.places.get(name, _NOWHERE))
+            self._alerts_total += len(facts.alerts)
+            if facts != before:
+                # equal objects would take their memory twice
+                self._facts[name] = facts
+            self._removed.pop(name, None)
+            self._summarise(name, at)
+        return set(by_node)
+
+    def _facts_of(
+        self, plugins: Collection[health_state.Plugin], place: health_state.Place
+    ) -> _NodeFacts:
+        every = [alert for plugin in plugins for alert in plugin.alerts]
+        room = max(0, ALERTS_MAX - self._alerts_total)
+        alerts = [*every[:room], *map(_shortened, every[room:])]
+        facts = tuple(_plugin_facts(plugin, self._shared) for plugin in plugins)
+        return _NodeFacts(facts, tuple(alerts), place)
+
+    def _receive_service(self, page: health_state.State, now: float, at: datetime) -> None:
+        self.read_at = now
+        if (page.fleet, page.service) == (self.fleet, self.service) and not self._failure:
+            return
+        self.fleet, self.service, self._failure = page.fleet, page.service, ""
+        self.revision += 1
+        before, self._of_fleet = self._of_fleet, {}
+        for alert in self._fleet_alerts():
+            self._of_fleet.setdefault(alert.node, []).append(alert)
+        for name in (before.keys() | self._of_fleet.keys()) & self._facts.keys():
+            self._summarise(name, at)
+
+    def _fleet_alerts(self) -> tuple[health_state.Alert, ...]:
+        of_fleet = self.fleet.alerts if self.fleet else ()
+        of_notifier = self.service.notifier_alerts if self.service else ()
+        return (*of_fleet, *of_notifier)
+
+    def _remove(self, name: str) -> None:
+        self._alerts_total -= len(self._facts.pop(name).alerts)
+        del self.nodes[name]
+        self.revision += 1
+        self._removed[name] = self.revision
+        if len(self._removed) > _REMOVED_MAX:
+            oldest = next(iter(self._removed))
+            self._forgotten = self._removed.pop(oldest)
+
+    def _summarise(self, name: str, at: datetime) -> None:
+        """Compute a node's summary again, and note if it has changed."""
+        facts = self._facts[name]
+        alerts = [*facts.alerts, *self._of_fleet.get(name, ())]
+        is_silenced = [self.silence_of(alert, at) is not None for alert in alerts]
+        loud = [a for a, silenced in zip(alerts, is_silenced, strict=True) if not silenced]
+        worst = min(
+            facts.plugins, key=lambda p: (_ORDER[_verdict_level(p)], p.label != p.verdict, p.name)
+        )
+        level = _level(facts.plugins, loud, has_silenced=any(is_silenced))
+        urgent = min(loud, key=lambda a: (a.recovery is not None, a.urgency), default=None)
+        is_well, before = _OF_VERDICT.get(worst.verdict) is Level.OK, self.nodes.get(name)
+        resources = facts.plugins[0].resources
+        for plugin in facts.plugins[1:]:
+            resources = {**resources, **plugin.resources}
+        summary = NodeSummary(
+            name=name,
+            level=level,
+            verdict=worst.verdict,
+            label=urgent.kind.upper() if urgent and is_well else worst.label,
+            plugin=worst.name,
+            since=urgent.starts_at if urgent and is_well else worst.since,
+            reason=(urgent.reason if urgent else worst.reason)[:_REASON_MAX],
+            resources=resources,
+            alerts=len(alerts),
+            silenced=sum(is_silenced),
+            pool=facts.place.pool,
+            zone=facts.place.zone,
+            revision=before.revision if before else 0,
+        )
+        if summary != before:
+            self.revision += 1
+            # the order of the nodes is the order of their changes
+            self.nodes.pop(name, None)
+            self.nodes[name] = msgspec.structs.replace(summary, revision=self.revision)
+
+
+def _plugin_facts(plugin: health_state.Plugin, shared: _Shared) -> _PluginFacts:
+    resources = shared.resources(
+        tuple(
+            (name, Counts(min(total, plugin.allocatable.get(name, total)), total))
+            for name, total in plugin.devices.items()
+        )
+    )
+    return _PluginFacts(
+        name=shared.text(plugin.name),
+        verdict=shared.text(plugin.verdict or ""),
+        since=plugin.since,
+        reason=next(iter(plugin.reasons), ""),
+        label=shared.text(plugin.label),
+        resources=resources,
+    )
+
+
+def _shortened(alert: health_state.Alert) -> health_state.Alert:
+    return msgspec.structs.replace(
+        alert, evidence=(), advice="", devices=alert.devices[:2], pods=alert.pods[:1]
+    )
+
+
+def _verdict_level(plugin: _PluginFacts) -> Level:
+    if not plugin.verdict:
+        return Level.UNKNOWN
+    level = _OF_VERDICT.get(plugin.verdict, Level.WARNING)
+    return Level.NOTICE if level is Level.OK and plugin.reason else level
+
+
+def _level(
+    plugins: Iterable[_PluginFacts],
+    alerts: Iterable[health_state.Alert],
+    *,
+    has_silenced: bool,
+) -> Level:
+    """Return the level of a node; a verdict with silenced alerts only is not a warning."""
+    levels = [_OF_SEVERITY.get(alert.severity, Level.WARNING) for alert in alerts]
+    for plugin in plugins:
+        level = _verdict_level(plugin)
+        is_acknowledged = level is Level.WARNING and has_silenced and not levels
+        levels.append(Level.NOTICE if is_acknowledged else level)
+    if has_silenced:
+        levels.append(Level.NOTICE)
+    return min(levels, key=_ORDER.__getitem__, default=Level.UNKNOWN)

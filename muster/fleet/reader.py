@@ -1,0 +1,210 @@
+"""Adapter: HTTP and NATS: keeps a `FleetModel` current, and passes on the events of the bus.
+
+All nodes are read continuously, page by page. An event about a node makes the reader read that
+node at once; if many nodes change together, it reads all pages without pauses instead.
+"""
+
+import asyncio
+import collections
+import contextlib
+import functools
+import urllib.parse
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+from muster import blocking, codec, matching, vocabulary
+from muster.fleet import health_client, health_state, model
+from muster.nats import connection, consumers, storage, streams
+
+PAGE_NODES: Final = 500
+_PAGE_S: Final = 2.0
+"""The pause between two pages: health composes a page on its event loop, in about 20 ms."""
+_HURRY_S: Final = 5.0
+"""The minimum time between two rounds without pauses."""
+_RETRY_S: Final = (0.5, 5.0)
+_SETTLE_S: Final = 0.3
+"""How long to collect events before their nodes are read; health receives them at the same time."""
+_NODES_AT_ONCE_MAX: Final = 20
+_READ_S: Final = 10.0
+_PAST: Final = timedelta(hours=1)
+_NOT_OF_INTEREST: Final = (vocabulary.InventoryReported, vocabulary.WatchdogTicked)
+_NO_CHANGE: Final = (
+    vocabulary.LabelEvent,
+    vocabulary.NotificationEvent,
+    vocabulary.AllocationObserved,
+    vocabulary.OperatorActed,
+)
+"""Events that change nothing in health's state."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listeners:
+    """Called on the event loop after each change of the model, and with each event."""
+
+    on_change: Callable[[], None]
+    on_event: Callable[[codec.CloudEvent], None]
+    on_state: Callable[[health_state.State], None] = lambda _: None
+    """Called with each page and each node that was read, for what the model does not keep."""
+
+
+class FleetReader:
+    """Reads the fleet's state while `run` runs, through outages of health and of NATS."""
+
+    def __init__(
+        self,
+        fleet: model.FleetModel,
+        *,
+        health: Sequence[str],
+        link: connection.Connection,
+        listeners: Listeners,
+    ) -> None:
+        self.fleet = fleet
+        self._replicas = health_client.Replicas(health)
+        self._link = link
+        self._listeners = listeners
+        self._reading = blocking.Serial()
+        self._clock = asyncio.get_running_loop().time
+        self._changed: collections.OrderedDict[str, None] = collections.OrderedDict()
+        self._has_changed = asyncio.Event()
+        self._hurry = asyncio.Event()
+        self._hurried_at = float("-inf")
+
+    @property
+    def is_bus_connected(self) -> bool:
+        """Whether events arrive at present."""
+        return self._link.is_connected
+
+    async def run(self) -> None:
+        """Read until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._read_all())
+            tasks.create_task(self._read_changed())
+            tasks.create_task(self._follow_silences())
+            for stream in streams.FOLLOWED:
+                if stream is not streams.INVENTORY:
+                    tasks.create_task(self._follow(stream))
+
+    async def node(self, name: str) -> health_state.State:
+        """Return the state of one node in full. Raises ConnectionError or UnreadableState."""
+        return await self._read(f"node={urllib.parse.quote(name, safe='')}")
+
+    async def past_events(
+        self, *, types: str = "*", node: str = "*", age: timedelta, events_max: int
+    ) -> list[codec.CloudEvent]:
+        """Return the events of this age, oldest first; of too many, those of each stream's start.
+
+        Raises ValueError for a pattern that nothing can match, and ConnectionError without NATS.
+        """
+        by_stream: dict[streams.Stream, list[str]] = {}
+        for subject in vocabulary.subject_filters(types, node):
+            by_stream.setdefault(streams.required(subject), []).append(subject)
+        since = datetime.now(UTC) - age
+        reading = [
+            consumers.past(self._link, stream, filters=filters, since=since, events_max=events_max)
+            for stream, filters in by_stream.items()
+        ]
+        try:
+            async with asyncio.timeout(_READ_S):
+                events = [event for part in await asyncio.gather(*reading) for event in part]
+        except TimeoutError:
+            raise ConnectionError(f"NATS has not answered for {_READ_S:g} s") from None
+        return sorted(events, key=lambda event: event.time)
+
+    async def _read(self, query: str) -> health_state.State:
+        try:
+            return await self._reading.run(
+                functools.partial(self._replicas.read, query), timeout_s=_READ_S
+            )
+        except TimeoutError:
+            raise ConnectionError(f"no answer within {_READ_S:g} s") from None
+
+    async def _page(self, after: str) -> health_state.State:
+        """Return the nodes after a name. Raises ConnectionError or UnreadableState."""
+        quoted = urllib.parse.quote(after, safe="")
+        page = await self._read(f"nodes={PAGE_NODES}&after={quoted}")
+        if page.next and page.next <= after:
+            # such pages would never end
+            raise health_client.UnreadableState(f"health's page after {after!r} ends before it")
+        return page
+
+    async def _read_all(self) -> None:
+        """Read page after page; after a failure, the same page again."""
+        after, wait_s = "", _RETRY_S[0]
+        while True:
+            try:
+                page = await self._page(after)
+            except (ConnectionError, health_client.UnreadableState) as error:
+                self.fleet.receive_failure(str(error), now=self._clock())
+                self._listeners.on_change()
+                await asyncio.sleep(wait_s)
+                wait_s = min(_RETRY_S[1], wait_s * 2)
+                continue
+            now, at = self._clock(), datetime.now(UTC)
+            self.fleet.receive_page(page, after=after, now=now, at=at)
+            self._listeners.on_state(page)
+            self._listeners.on_change()
+            after, wait_s = page.next, _RETRY_S[0]
+            if self._hurry.is_set() and not after:
+                self._hurry.clear()
+            if self.fleet.is_complete and not (after and self._hurry.is_set()):
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_PAGE_S):
+                        await self._hurry.wait()
+
+    async def _read_changed(self) -> None:
+        """Read the nodes that events concern."""
+        while True:
+            await self._has_changed.wait()
+            await asyncio.sleep(_SETTLE_S)
+            self._has_changed.clear()
+            names, self._changed = list(self._changed), collections.OrderedDict()
+            if len(names) > _NODES_AT_ONCE_MAX and self._may_hurry():
+                self._hurry.set()
+                continue
+            # what is left out is read with its page
+            for name in names[:_NODES_AT_ONCE_MAX]:
+                with contextlib.suppress(ConnectionError, health_client.UnreadableState):
+                    state = await self.node(name)
+                    at = datetime.now(UTC)
+                    self.fleet.receive_node(state, name, now=self._clock(), at=at)
+                    self._listeners.on_state(state)
+                    self._listeners.on_change()
+
+    def _may_hurry(self) -> bool:
+        now = self._clock()
+        if now - self._hurried_at < _HURRY_S:
+            return False
+        self._hurried_at = now
+        return True
+
+    async def _follow(self, stream: streams.Stream) -> None:
+        since = datetime.now(UTC) - _PAST
+        events = consumers.follow(
+            self._link, stream, filters=stream.subjects, since=since, wants=_is_of_interest
+        )
+        async for event in events:
+            if isinstance(event.data, _NOT_OF_INTEREST):
+                continue
+            self._listeners.on_event(event)
+            if not isinstance(event.data, _NO_CHANGE):
+                self._changed[event.node] = None
+                self._has_changed.set()
+
+    async def _follow_silences(self) -> None:
+        async for change in storage.follow(self._link, streams.SILENCES):
+            if change is None:
+                continue
+            key, value = change
+            silence = None
+            if value:
+                with contextlib.suppress(matching.MalformedSilence):
+                    silence = matching.decode_silence(value)
+            self.fleet.receive_silence(key, silence, at=datetime.now(UTC))
+            self._listeners.on_change()
+
+
+def _is_of_interest(subject: str, _: int) -> bool:
+    """Return whether to decode a message; most are the watchdog's, and are not decoded."""
+    return not subject.endswith(".watchdog.ticked")

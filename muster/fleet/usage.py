@@ -1,0 +1,82 @@
+"""Pure: how many devices pods may use; those of a plugin that does not work are only listed.
+
+The node's status keeps listing the devices of such a plugin, but a pod may not get one.
+"""
+
+from collections.abc import Iterable
+from typing import Final
+
+import msgspec
+
+from muster import vocabulary
+from muster.fleet import health_state, model
+
+UNCONFIRMED: Final = frozenset(
+    verdict.value
+    for verdict in (
+        vocabulary.Verdict.PLUGIN_DOWN,
+        vocabulary.Verdict.STUCK,
+        vocabulary.Verdict.UNREACHABLE,
+        vocabulary.Verdict.NODE_DOWN,
+        vocabulary.Verdict.DEREGISTERED,
+        vocabulary.Verdict.MISSING,
+    )
+)
+"""Verdicts on plugins that hand out no device, whatever the node's status still lists."""
+
+
+class Usage(msgspec.Struct, frozen=True, kw_only=True):
+    """How many of all advertised devices of a resource pods may use."""
+
+    resource: str
+    nodes: int
+    usable: int
+    """According to the nodes' status, `unconfirmed` ones included."""
+    total: int
+    unconfirmed: int
+    """How many of the usable devices belong to a plugin that does not work at present."""
+    nodes_short: int
+    """How many nodes offer less than they advertise."""
+    nodes_with_fewer: int
+    """The same, with those whose plugin does not work at present."""
+
+
+def is_confirmed(shown: health_state.Plugin | model.NodeSummary) -> bool:
+    """Return whether a plugin, or the worst one of a node, works, so that a pod gets a device."""
+    return shown.label == health_state.RECOVERING or shown.verdict not in UNCONFIRMED
+
+
+def of_plugin(plugin: health_state.Plugin, resource: str) -> str:
+    """Return how many devices of a resource a plugin has; `0 of 20` if pods may not use all."""
+    total = plugin.devices[resource]
+    usable = plugin.allocatable.get(resource, total)
+    text = f"{usable} of {total}" if usable < total else str(total)
+    return f"{text} listed, unconfirmed" if usable and not is_confirmed(plugin) else text
+
+
+def of_fleet(nodes: Iterable[model.NodeSummary]) -> list[Usage]:
+    """Return the resources of these nodes, those with the most missing devices first."""
+    sums: dict[str, list[int]] = {}
+    for node in nodes:
+        is_sure = is_confirmed(node)
+        for name, (usable, total) in node.resources.items():
+            counted = sums.setdefault(name, [0, 0, 0, 0, 0, 0])
+            counted[0] += 1
+            counted[1] += usable
+            counted[2] += total
+            counted[3] += 0 if is_sure else usable
+            counted[4] += usable < total
+            counted[5] += usable < total or not is_sure
+    every = [
+        Usage(
+            resource=name,
+            nodes=counted[0],
+            usable=counted[1],
+            total=counted[2],
+            unconfirmed=counted[3],
+            nodes_short=counted[4],
+            nodes_with_fewer=counted[5],
+        )
+        for name, counted in sums.items()
+    ]
+    return sorted(every, key=lambda each: (each.usable - each.total, each.resource))

@@ -1,0 +1,92 @@
+"""Adapter: NATS: adds and expires silences, and sends dead letters again.
+
+`muster silence`, `muster dlq` and the console share these functions. Each waits for NATS without a
+time limit. Those that write a silence raise `jetstream.Refused`.
+"""
+
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from typing import Final
+
+from muster import matching
+from muster.fleet import dead_letters
+from muster.nats import connection, storage, streams
+
+_KEPT: Final = timedelta(days=5)
+"""How long an expired silence can still be listed, as in Alertmanager."""
+
+
+class SilenceExists(Exception):
+    """A silence with the id of the new one is already stored."""
+
+    def __init__(self, stored: matching.Silence) -> None:
+        super().__init__(f"there is a silence {stored.id} already")
+        self.stored = stored
+
+
+async def read_silences(
+    link: connection.Connection,
+) -> tuple[dict[str, matching.Silence], Mapping[str, str]]:
+    """Return the silences by id, and why others cannot be read."""
+    by_id, unreadable = {}, {}
+    async for change in storage.follow(link, streams.SILENCES):
+        if change is None:
+            break
+        key, value = change
+        if value:
+            try:
+                by_id[key] = matching.decode_silence(value)
+            except matching.MalformedSilence as error:
+                unreadable[key] = str(error)
+    return by_id, unreadable
+
+
+async def add_silence(link: connection.Connection, silence: matching.Silence) -> Mapping[str, str]:
+    """Store a silence, and forget those that expired long ago; return which are unreadable.
+
+    Raises SilenceExists.
+    """
+    by_id, unreadable = await read_silences(link)
+    if silence.id in by_id:
+        raise SilenceExists(by_id[silence.id])
+    await _write(link, silence)
+    for key, old in by_id.items():
+        if old.ends_at < silence.starts_at - _KEPT:
+            await storage.put(link, streams.SILENCES, key, b"")
+    return unreadable
+
+
+async def expire_silence(
+    link: connection.Connection, silence_id: str, at: datetime
+) -> tuple[matching.Silence | None, Mapping[str, str]]:
+    """End a silence; return it (None if there is no such silence) and which are unreadable."""
+    by_id, unreadable = await read_silences(link)
+    silence = by_id.get(silence_id)
+    if silence is not None:
+        silence = silence.expired(at)
+        await _write(link, silence)
+    return silence, unreadable
+
+
+async def read_dead_letters(
+    link: connection.Connection, subjects: str = dead_letters.SUBJECTS, *, most: int | None = None
+) -> tuple[list[dead_letters.DeadLetter], int]:
+    """Return the dead letters on these subjects, at most this many, and how many there are."""
+    names = await storage.waiting_subjects(link, streams.DEAD_LETTERS, subjects)
+    messages = await storage.newest_messages(link, streams.DEAD_LETTERS, names[:most])
+    return [dead_letters.DeadLetter(*message) for message in messages], len(names)
+
+
+async def send_again(link: connection.Connection, letter: dead_letters.DeadLetter) -> bool:
+    """Put a dead letter back into the outbox; return False if it was there already."""
+    message = dead_letters.again(letter)
+    # into the outbox first: a crash in between causes a duplicate, but loses nothing
+    is_new = await storage.enqueue(
+        link, message.subject, letter.body, key=message.key, headers=message.headers
+    )
+    await storage.remove_waiting(link, streams.DEAD_LETTERS, letter.subject, up_to=letter.number)
+    return is_new
+
+
+async def _write(link: connection.Connection, silence: matching.Silence) -> None:
+    await storage.put(link, streams.SILENCES, silence.id, matching.encode_silence(silence))

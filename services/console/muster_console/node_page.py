@@ -1,0 +1,359 @@
+"""Pure: the page of one node: its verdicts with evidence, devices, pods, alerts and timeline."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Final
+
+import msgspec
+
+from muster import codec, vocabulary
+from muster.cli import event_texts, why
+from muster.fleet import health_state, model, usage
+from muster_console import (
+    alert_groups,
+    alert_history,
+    device_detail,
+    device_names,
+    moments,
+    timeline,
+)
+
+DEVICES_MAX: Final = 200
+CHANGES_MAX: Final = 40
+_RANK: Final = {level: rank for rank, level in enumerate(model.Level)}
+_OF_DRAWING: Final = {level.value: level for level in model.Level}
+
+
+class Usage(msgspec.Struct, frozen=True, kw_only=True):
+    """A resource of a plugin: how many of its devices pods may use."""
+
+    name: str
+    usable: int
+    total: int
+    is_certain: bool
+    """Whether the plugin works; otherwise a pod may not get what the node's status lists."""
+
+
+class PluginView(msgspec.Struct, frozen=True, kw_only=True):
+    """One plugin: its verdict, why, and what to do."""
+
+    name: str
+    plugin: str
+    level: model.Level
+    verdict: str
+    verdict_level: model.Level
+    """The level of the verdict alone: a healthy plugin may have a faulty device."""
+    since: datetime | None
+    rule: str
+    evidence: tuple[health_state.Evidence, ...]
+    past: tuple[health_state.Evidence, ...]
+    facts: tuple[tuple[str, str], ...]
+    problems: tuple[str, ...]
+    unhealthy: tuple[health_state.Device, ...]
+    alerts: tuple[alert_groups.ShownAlert, ...]
+    usages: tuple[Usage, ...]
+
+
+class DeviceView(msgspec.Struct, frozen=True, kw_only=True):
+    """One device that the last inventory lists, with later changes of its health."""
+
+    id: str
+    resource: str
+    is_healthy: bool
+    reason: str
+    label: str
+    """The short name of the device."""
+    what: str
+    """The product and place of a GPU."""
+    pod: str
+    count: int
+    index: int
+    physical: str
+    """The id of the GPU or MIG device that this id stands for; else the device's own id."""
+
+
+class PodView(msgspec.Struct, frozen=True, kw_only=True):
+    """A pod and its devices from the last inventory; `why` says why no device is known."""
+
+    name: str
+    devices: tuple[DeviceView, ...]
+    why: str
+
+    @property
+    def is_hurt(self) -> bool:
+        """Whether one of its devices is not Healthy."""
+        return not all(device.is_healthy for device in self.devices)
+
+
+class Change(msgspec.Struct, frozen=True, kw_only=True):
+    """One entry in the list of the last changes."""
+
+    at: datetime
+    type: str
+    text: str
+    id: str
+
+
+class NodePage(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that the page of a node shows."""
+
+    name: str
+    level: model.Level
+    plugins: tuple[PluginView, ...]
+    alerts: tuple[alert_groups.ShownAlert, ...]
+    """The alerts about the node itself."""
+    devices: tuple[DeviceView, ...]
+    devices_total: int
+    labels: Mapping[str, str]
+    """The short names of the devices of the last inventory, by their physical id."""
+    pods: tuple[PodView, ...]
+    mounts: tuple[vocabulary.FuseMount, ...]
+    deliveries: tuple[alert_history.Delivery, ...]
+    timeline: timeline.Timeline
+    moment: moments.Moment | None
+    detail: device_detail.DeviceDetail | None
+    """The device to which the timeline and the changes are limited, if any."""
+    of_device: tuple[DeviceView, ...]
+    """The entries of the inventory for that device, such as its replicas."""
+    changes: tuple[Change, ...]
+    pool: str
+    zone: str
+    problems: tuple[str, ...]
+    """Which sources of the page did not answer, and why."""
+    unknown: str
+    """Why the node is unknown; empty if it is known."""
+
+
+class Sources(msgspec.Struct, frozen=True, kw_only=True):
+    """The data that was read for the page; None if a source did not answer."""
+
+    state: health_state.State | None
+    events: Sequence[codec.CloudEvent] | None
+    problems: tuple[str, ...] = ()
+
+
+def page(
+    name: str,
+    sources: Sources,
+    fleet: model.FleetModel,
+    history: alert_history.AlertHistory,
+    *,
+    shown: timedelta,
+    at: datetime,
+    device: str = "",
+    then: datetime | None = None,
+) -> NodePage:
+    """Return the page of a node; the timeline begins `shown` ago, and `then` is shown in detail.
+
+    With `device`, the timeline and the last changes are limited to that device or its GPU.
+    """
+    view = why.NodeView(
+        node=name,
+        source=None,
+        state=sources.state,
+        events=sources.events,
+        since="",
+        now=at,
+    )
+    plugins = sorted(
+        (_plugin(each, fleet, at) for each in view.plugins),
+        key=lambda each: (_RANK[each.level], each.name),
+    )
+    alerts = tuple(alert_groups.show(alert, fleet, at) for alert in view.alerts)
+    prints = {alert.fingerprint for p in view.plugins for alert in p.alerts}
+    prints |= {alert.fingerprint for alert in view.alerts} | _fingerprints(sources.events or ())
+    deliveries = alert_history.about(history.deliveries(at), prints)
+    devices = _devices(sources.events or ())
+    summary = fleet.nodes.get(name)
+    its = [each for each in devices if device in {each.id, each.physical}]
+    names = frozenset({device, *(each.id for each in its), *(each.physical for each in its)})
+    own = [
+        event
+        for event in sources.events or ()
+        if not device or device_detail.concerns(event.data, names)
+    ]
+    changes = [event for event in own if not isinstance(event.data, event_texts.PERIODIC)]
+    labels = {each.physical: each.label for each in devices}
+    detail = device_detail.detail(device, own, _gpus(sources.events or ())) if device else None
+    line = timeline.timeline(
+        own,
+        view.plugins,
+        () if device else deliveries,
+        start=at - shown,
+        end=at,
+        device=(detail.label, _health_of(its)) if detail else None,
+    )
+    levels = [each.level for each in plugins] + [each.level for each in alerts]
+    return NodePage(
+        name=name,
+        level=summary.level if summary else min(levels, key=_rank, default=model.Level.UNKNOWN),
+        plugins=tuple(plugins),
+        alerts=alerts,
+        devices=tuple(devices[:DEVICES_MAX]),
+        devices_total=len(devices),
+        labels=labels,
+        detail=detail,
+        of_device=tuple(its[:DEVICES_MAX]),
+        pods=tuple(_pods(view.pods, devices)),
+        mounts=view.mounts,
+        deliveries=alert_history.outcomes(deliveries, most=20),
+        timeline=line,
+        moment=moments.moment(own, () if device else view.plugins, line, at=then, labels=labels)
+        if then
+        else None,
+        changes=tuple(map(_change, reversed(changes[-CHANGES_MAX:]))),
+        pool=summary.pool if summary else "",
+        zone=summary.zone if summary else "",
+        problems=sources.problems,
+        unknown=why.unknown_name(view),
+    )
+
+
+def _rank(level: model.Level) -> int:
+    return _RANK[level]
+
+
+def _plugin(plugin: health_state.Plugin, fleet: model.FleetModel, at: datetime) -> PluginView:
+    alerts = tuple(alert_groups.show(alert, fleet, at) for alert in plugin.alerts)
+    level = _OF_DRAWING[timeline.level_of(plugin.verdict or "")]
+    loud = [alert.level for alert in alerts if alert.silence is None]
+    if level is model.Level.OK and plugin.problems:
+        level = model.Level.NOTICE
+    elif level is model.Level.CRITICAL and not loud:
+        level = model.Level.NOTICE if alerts else model.Level.WARNING
+    return PluginView(
+        name=plugin.name,
+        plugin=plugin.plugin,
+        level=min([level, *loud], key=_rank),
+        verdict=plugin.verdict or "UNKNOWN",
+        verdict_level=level,
+        since=plugin.since,
+        rule=plugin.rule,
+        evidence=plugin.evidence,
+        past=plugin.past,
+        facts=tuple(_facts(plugin, at)),
+        problems=plugin.problems,
+        unhealthy=plugin.unhealthy,
+        alerts=alerts,
+        usages=tuple(
+            Usage(
+                name=name,
+                usable=min(total, plugin.allocatable.get(name, total)),
+                total=total,
+                is_certain=usage.is_confirmed(plugin),
+            )
+            for name, total in sorted(plugin.devices.items())
+        ),
+    )
+
+
+def _facts(plugin: health_state.Plugin, at: datetime) -> Iterable[tuple[str, str]]:
+    if plugin.recovery:
+        yield "recovering", plugin.recovery.text(at).removeprefix("recovering: ")
+    if plugin.watched:
+        yield "observed", f"by {plugin.agent}" if plugin.agent else "in the Kubernetes API alone"
+        if plugin.finding not in {"", "none"}:
+            yield "finding", f"{plugin.finding}: {plugin.text}".rstrip(": ")
+        if plugin.socket:
+            yield "socket", plugin.socket
+        if plugin.process:
+            yield "process", plugin.process
+    elif plugin.beat_age_s is None:
+        yield "heartbeat", "none since health started"
+    else:
+        due = f", due every {plugin.interval_s:g} s" if plugin.interval_s else ""
+        yield "heartbeat", f"{plugin.beat_age_s:.1f} s ago{due}; state {plugin.state}"
+        if abs(plugin.clock_skew_s) >= 1:
+            side = "behind" if plugin.clock_skew_s > 0 else "ahead of"
+            yield "clock", f"{abs(plugin.clock_skew_s):.1f} s {side} health's"
+    if plugin.is_suspended:
+        yield "suspended", "many plugins went silent together: no verdict until this ends"
+    if plugin.instance:
+        yield "instance", plugin.instance
+
+
+def _gpus(events: Sequence[codec.CloudEvent]) -> vocabulary.GpuNode | None:
+    """Return the GPUs of the last inventory that has any."""
+    for event in reversed(events):
+        if isinstance(event.data, vocabulary.InventoryReported) and event.data.gpus:
+            return event.data.gpus
+    return None
+
+
+def _health_of(devices: Sequence[DeviceView]) -> str:
+    """Return the health of a device by its entries in the inventory; empty if it has none."""
+    if not devices:
+        return ""
+    is_healthy = all(device.is_healthy for device in devices)
+    return str(vocabulary.Health.HEALTHY if is_healthy else vocabulary.Health.UNHEALTHY)
+
+
+def _fingerprints(events: Iterable[codec.CloudEvent]) -> set[str]:
+    return {e.data.fingerprint for e in events if isinstance(e.data, vocabulary.AlertChanged)}
+
+
+def _devices(events: Iterable[codec.CloudEvent]) -> list[DeviceView]:
+    """Return the devices, those that are not Healthy first."""
+    devices: dict[tuple[str, str], DeviceView] = {}
+    physical: dict[tuple[str, str], list[tuple[str, str]]] = {}
+    for event in events:
+        match event.data:
+            case vocabulary.InventoryReported() as inventory:
+                gpus = device_names.by_uuid(inventory.gpus)
+                pods = {key: each.pod for key, each in devices.items()}
+                kept = set(inventory.resources)
+                devices = {key: each for key, each in devices.items() if key[0] not in kept}
+                for device in inventory.devices:
+                    key = device.resource, device.id
+                    view = _device(device, gpus, pods.get(key, ""))
+                    devices[key] = view
+                    physical.setdefault((device.resource, device.physical), []).append(key)
+            case vocabulary.DeviceHealthChanged() as change:
+                named = (change.resource, change.device_id)
+                for key in {named, *physical.get(named, ())} & devices.keys():
+                    is_healthy = change.health is vocabulary.Health.HEALTHY
+                    devices[key] = msgspec.structs.replace(
+                        devices[key],
+                        is_healthy=is_healthy,
+                        reason="" if is_healthy else change.reason,
+                    )
+            case vocabulary.AllocationObserved(pod=pod, resource=resource, device_ids=ids) if pod:
+                for key in {(resource, each) for each in ids} & devices.keys():
+                    devices[key] = msgspec.structs.replace(devices[key], pod=pod)
+            case _:
+                pass
+    return sorted(devices.values(), key=lambda d: (d.is_healthy, d.resource, d.index, d.id))
+
+
+def _pods(known: Iterable[tuple[str, str]], devices: Sequence[DeviceView]) -> Iterable[PodView]:
+    """Return the pods of a node, those with a faulty device first."""
+    pods = [
+        PodView(
+            name=name,
+            devices=tuple(device for device in devices if device.pod == name),
+            why=device_names.shortened(reason),
+        )
+        for name, reason in known
+    ]
+    return sorted(pods, key=lambda pod: (not pod.is_hurt, pod.name))
+
+
+def _device(device: vocabulary.Device, gpus: Mapping[str, vocabulary.Gpu], pod: str) -> DeviceView:
+    gpu = gpus.get(device.physical)
+    return DeviceView(
+        id=device.id,
+        resource=device.resource,
+        is_healthy=device.health is vocabulary.Health.HEALTHY,
+        reason=device.reason,
+        label=device_names.label(device, gpu),
+        what=device_names.described(gpu) + (" (simulated)" if device.simulated else ""),
+        pod=pod,
+        count=device.count,
+        index=(gpu.index or 0) if gpu else 0,
+        physical=device.physical or device.id,
+    )
+
+
+def _change(event: codec.CloudEvent) -> Change:
+    text = device_names.shortened(event_texts.change_text(event).removeprefix(f"{event.type} "))
+    return Change(at=event.time, type=event.type, text=text, id=event.id)

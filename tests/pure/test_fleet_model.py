@@ -1,0 +1,275 @@
+"""The model of a fleet: levels, silences, changes since a revision, and what is old."""
+
+import string
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+
+import msgspec
+from hypothesis import given
+from hypothesis import strategies as st
+
+from muster import matching
+from muster.fleet import health_state, model
+from muster.fleet.model import Counts, Level
+
+AT = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+LEADS = health_state.Service(revision=3, advisories="received", cluster={})
+
+
+def plugin(node: str, verdict: str | None = "HEALTHY", **more: object) -> health_state.Plugin:
+    fields = {"node": node, "plugin": "device-plugin", "verdict": verdict, **more}
+    return msgspec.convert(fields, health_state.Plugin)
+
+
+def alert(node: str, severity: str = "critical", kind: str = "stuck") -> health_state.Alert:
+    return health_state.Alert(
+        fingerprint="0123456789abcdef",
+        node=node,
+        plugin="device-plugin",
+        kind=kind,
+        severity=severity,
+        summary=f"{kind} on {node}",
+        evidence=(health_state.Evidence(source="heartbeat", observed="none"),),
+    )
+
+
+def page(
+    *plugins: health_state.Plugin,
+    following: str = "",
+    alerts: tuple[health_state.Alert, ...] = (),
+    places: Mapping[str, health_state.Place] | None = None,
+) -> health_state.State:
+    return health_state.State(
+        plugins=plugins,
+        fleet=health_state.Fleet(alerts=alerts),
+        service=LEADS,
+        next=following,
+        places=dict(places or {}),
+    )
+
+
+def silence(*matchers: str, hours: int = 1) -> matching.Silence:
+    return matching.Silence(
+        id="s1",
+        matchers=matchers,
+        starts_at=AT,
+        ends_at=AT + timedelta(hours=hours),
+        author="ann",
+        comment="driver update",
+    )
+
+
+def read(*pages: health_state.State) -> model.FleetModel:
+    fleet, after = model.FleetModel(), ""
+    for each in pages:
+        fleet.receive_page(each, after=after, now=1.0, at=AT)
+        after = each.next
+    return fleet
+
+
+def test_a_summary_has_the_worst_plugin_and_the_most_urgent_problem_of_its_node() -> None:
+    firing = alert("a", "warning", "device_unhealthy")
+    fleet = read(
+        page(
+            plugin("a", devices={"gpu": 8}, allocatable={"gpu": 7}, alerts=(firing,)),
+            plugin("a", "STUCK", plugin="other", since=AT, devices={"fuse": 20}),
+            places={"a": health_state.Place(pool="p", zone="z")},
+        )
+    )
+    assert fleet.nodes["a"] == model.NodeSummary(
+        name="a",
+        level=Level.WARNING,
+        verdict="STUCK",
+        label="STUCK",
+        plugin="other",
+        since=AT,
+        reason="device_unhealthy on a",
+        resources={"gpu": Counts(7, 8), "fuse": Counts(20, 20)},
+        alerts=1,
+        silenced=0,
+        pool="p",
+        zone="z",
+        revision=fleet.nodes["a"].revision,
+    )
+
+
+def test_an_alert_labels_a_node_whose_plugins_are_healthy() -> None:
+    firing = msgspec.structs.replace(alert("a", kind="device_unhealthy"), starts_at=AT)
+    summary = read(page(plugin("a", alerts=(firing,)))).nodes["a"]
+    assert (summary.verdict, summary.label) == ("HEALTHY", "DEVICE_UNHEALTHY")
+    assert (summary.level, summary.since) == (Level.CRITICAL, AT)
+
+
+def test_a_node_whose_problem_is_gone_is_shown_as_recovering() -> None:
+    times = {"since": AT, "until": AT + timedelta(seconds=120)}
+    recovery = msgspec.convert(times, health_state.Recovery)
+    firing = msgspec.structs.replace(alert("a"), recovery=recovery)
+    stuck = plugin("a", "STUCK", alerts=(firing,), recovery=recovery)
+    summary = read(page(stuck)).nodes["a"]
+    assert (summary.verdict, summary.label, summary.level) == (
+        "STUCK",
+        "RECOVERING",
+        Level.CRITICAL,
+    )
+    assert summary.reason == "recovering: must be well for 120 s: stuck on a"
+    quiet = read(page(msgspec.structs.replace(stuck, alerts=()))).nodes["a"]
+    assert quiet.reason == "recovering: must be well for 120 s"
+    # another plugin that is not well comes first
+    both = read(page(stuck, plugin("a", "PLUGIN_DOWN", plugin="other"))).nodes["a"]
+    assert (both.label, both.plugin) == ("PLUGIN_DOWN", "other")
+
+
+def test_the_level_follows_from_alerts_verdict_and_problems() -> None:
+    def level(*plugins: health_state.Plugin, alerts: tuple[health_state.Alert, ...] = ()) -> Level:
+        return read(page(*plugins, alerts=alerts)).nodes["a"].level
+
+    assert level(plugin("a")) is Level.OK
+    assert level(plugin("a", "MAINTENANCE")) is Level.NOTICE
+    assert level(plugin("a", None)) is Level.UNKNOWN
+    assert level(plugin("a", "A_LATER_VERDICT")) is Level.WARNING
+    assert level(plugin("a", problems=("x",))) is Level.NOTICE
+    assert level(plugin("a", frozen=True)) is Level.NOTICE
+    assert level(plugin("a", "STUCK", alerts=(alert("a"),))) is Level.CRITICAL
+    assert level(plugin("a"), alerts=(alert("a", "info"),)) is Level.NOTICE
+    # an alert about another node
+    assert level(plugin("a"), alerts=(alert("b"),)) is Level.OK
+
+
+def test_a_silenced_alert_is_a_notice_until_its_silence_ends() -> None:
+    fleet = read(page(plugin("a", "STUCK", alerts=(alert("a"),)), plugin("b")))
+    fleet.receive_silence("s1", silence("node=a"), at=AT)
+    summary = fleet.nodes["a"]
+    assert (summary.level, summary.alerts, summary.silenced) == (Level.NOTICE, 1, 1)
+    assert fleet.silence_of(alert("a"), AT) == silence("node=a")
+    assert fleet.silence_of(alert("b"), AT) is None
+    later = AT + timedelta(hours=2)
+    assert fleet.silence_of(alert("a"), later) is None
+    fleet.receive_node(page(plugin("a", "STUCK", alerts=(alert("a"),))), "a", now=2.0, at=later)
+    assert (fleet.nodes["a"].level, fleet.nodes["a"].silenced) == (Level.CRITICAL, 0)
+    fleet.receive_silence("s1", None, at=AT)
+    assert fleet.nodes["a"].level is Level.CRITICAL
+
+
+def test_a_silence_that_names_no_node_concerns_the_alerts_of_every_node() -> None:
+    fleet = read(page(*(plugin(name, alerts=(alert(name),)) for name in "abc")))
+    fleet.receive_silence("s1", silence("node=~a|b"), at=AT)
+    fleet.receive_silence("s2", silence("node=c", "node=a"), at=AT)
+    assert {name: node.silenced for name, node in fleet.nodes.items()} == {"a": 1, "b": 1, "c": 0}
+
+
+def test_a_silence_concerns_what_it_matches_and_repeated_it_changes_nothing() -> None:
+    # the alert belongs to no plugin
+    fleet = read(page(plugin("a"), plugin("b"), alerts=(alert("a"),)))
+    fleet.receive_silence("s1", silence("node=a"), at=AT)
+    assert [(n.name, n.silenced) for n in fleet.nodes.values()] == [("b", 0), ("a", 1)]
+    revision = fleet.revision
+    fleet.receive_silence("s1", silence("node=a"), at=AT)
+    fleet.receive_silence("s2", None, at=AT)
+    assert fleet.revision == revision
+    fleet.receive_silence("s1", silence("node=b"), at=AT)
+    assert fleet.nodes["a"].silenced == 0
+
+
+def test_a_page_replaces_the_nodes_of_its_range_only() -> None:
+    first, second = page(plugin("a"), plugin("b"), following="b"), page(plugin("c"), plugin("d"))
+    fleet = read(first, second)
+    revision = fleet.revision
+    fleet.receive_page(page(plugin("b", "STUCK"), following="b"), after="", now=2.0, at=AT)
+    changes = fleet.changed_since(revision)
+    assert set(fleet.nodes) == {"b", "c", "d"}
+    assert ([node.name for node in changes.nodes], changes.removed) == (["b"], ("a",))
+    fleet.receive_page(page(plugin("c")), after="b", now=2.0, at=AT)
+    assert set(fleet.nodes) == {"b", "c"}
+    fleet.receive_node(page(), "c", now=2.0, at=AT)
+    assert set(fleet.nodes) == {"b"}
+
+
+def test_alerts_are_sorted_by_urgency_and_shortened_when_there_are_very_many() -> None:
+    many = [
+        plugin(f"n{number:05}", "STUCK", alerts=(alert(f"n{number:05}", "warning"),))
+        for number in range(model.ALERTS_MAX + 1)
+    ]
+    fleet = read(page(*many, alerts=(alert("z"),)))
+    assert len(fleet.alerts) == model.ALERTS_MAX + 2
+    assert fleet.alerts[0] == alert("z")
+    assert (len(fleet.alerts[1].evidence), len(fleet.alerts[-1].evidence)) == (1, 0)
+    fleet.receive_page(page(), after="", now=2.0, at=AT)
+    fleet.receive_page(page(many[0]), after="", now=2.0, at=AT)
+    assert len(fleet.alerts[0].evidence) == 1
+
+
+def test_what_is_shown_says_why_it_is_old() -> None:
+    fleet = model.FleetModel()
+    assert fleet.problem(0.0) == "health has not been queried yet"
+    fleet.receive_failure("Connection refused", now=0.0)
+    assert fleet.problem(1.0) == "health has not answered yet: Connection refused"
+    fleet.receive_page(page(plugin("a"), following="a"), after="", now=1.0, at=AT)
+    assert fleet.problem(1.0) == "the nodes are still being read"
+    fleet.receive_page(page(plugin("b")), after="a", now=2.0, at=AT)
+    assert fleet.problem(2.0) == ""
+    revision = fleet.revision
+    fleet.receive_failure("Connection refused", now=8.0)
+    assert fleet.revision > revision
+    assert fleet.problem(8.0) == (
+        "health has not answered for 6 s: Connection refused; this is what it last reported"
+    )
+    fleet.receive_page(page(plugin("a"), plugin("b")), after="", now=9.0, at=AT)
+    assert (fleet.problem(9.0), fleet.caveats()) == ("", [])
+
+
+def test_a_revision_of_another_process_leads_to_a_restart() -> None:
+    assert read(page(plugin("a"))).changed_since(99).is_restart
+
+
+NAMES = st.sampled_from(string.ascii_lowercase[:6])
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["page", "node", "silence", "failure", "client"]),
+        st.sets(NAMES),
+        NAMES,
+        st.booleans(),
+    ),
+    max_size=30,
+)
+
+
+@given(STEPS)
+def test_a_client_that_reads_changes_at_any_time_has_the_same_nodes(
+    steps: list[tuple[str, set[str], str, bool]],
+) -> None:
+    fleet = model.FleetModel()
+    client: dict[str, model.NodeSummary] = {}
+    known, revision = set[str](), 0
+
+    def node(name: str, *, is_bad: bool) -> health_state.Plugin:
+        bad = {"verdict": "STUCK", "alerts": (alert(name),)} if is_bad else {}
+        return plugin(name, **bad)  # type: ignore[arg-type]
+
+    for kind, names, name, is_bad in [*steps, ("client", set[str](), "a", False)]:
+        match kind:
+            case "page":
+                inside = {each for each in names if each <= name}
+                plugins = [node(each, is_bad=is_bad) for each in sorted(inside)]
+                fleet.receive_page(page(*plugins, following=name), after="", now=1.0, at=AT)
+                known = {each for each in known if each > name} | inside
+            case "node":
+                plugins = [node(name, is_bad=is_bad)] if name in names else []
+                fleet.receive_node(page(*plugins), name, now=1.0, at=AT)
+                known = known | {name} if plugins else known - {name}
+            case "silence":
+                value = silence(f"node={name}") if is_bad else None
+                fleet.receive_silence("s1", value, at=AT)
+            case "failure":
+                fleet.receive_failure(name, now=1.0)
+            case _:
+                changes = fleet.changed_since(revision)
+                assert not changes.is_restart
+                for gone in changes.removed:
+                    client.pop(gone, None)
+                client |= {each.name: each for each in changes.nodes}
+                revision = fleet.revision
+        assert set(fleet.nodes) == known
+        assert fleet.revision == max(
+            [fleet.revision, *(each.revision for each in fleet.nodes.values())]
+        )
+    assert client == fleet.nodes

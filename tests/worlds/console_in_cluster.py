@@ -1,0 +1,69 @@
+"""The console in a cluster, through a port-forward, and the forms that a person sends there."""
+
+import contextlib
+import http.client
+import re
+import subprocess
+import urllib.parse
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from tests.worlds import real_cluster
+
+HEADER: Final = "X-Forwarded-User"
+PROXY: Final = "127.0.0.1"
+"""Where requests of a port-forward come from, inside the pod."""
+_TOKEN: Final = re.compile(r'name="token" value="(\w+)"')
+
+
+@dataclass
+class Browser:
+    """A person's browser; `url` is the console's address there, `person` whom the proxy names."""
+
+    address: str
+    url: str = ""
+    person: str = ""
+    cookie: str = ""
+
+    def read(self, path: str) -> str:
+        """Return a page."""
+        status, text = self._request("GET", path)
+        assert status == http.client.OK, text
+        return text
+
+    def send(self, path: str, **fields: str) -> tuple[int, str]:
+        """Send a form with the token of a page; return the status, and the text or place."""
+        token = _TOKEN.search(self.read("/silence"))
+        body = urllib.parse.urlencode({**fields, "token": token[1] if token else ""})
+        return self._request("POST", path, body)
+
+    def _request(self, method: str, path: str, body: str | None = None) -> tuple[int, str]:
+        headers = {"Cookie": self.cookie, **({HEADER: self.person} if self.person else {})}
+        if body is not None:
+            headers["Content-Type"] = "application/x-www-form-urlencoded"
+            headers["Origin"] = self.url.rstrip("/")
+        with contextlib.closing(http.client.HTTPConnection(self.address, timeout=30)) as link:
+            link.request(method, path, body, headers)
+            answer = link.getresponse()
+            text = answer.read().decode()
+            self.cookie = (answer.headers["Set-Cookie"] or self.cookie).partition(";")[0]
+            return answer.status, answer.headers["Location"] or text
+
+
+@contextlib.contextmanager
+def forwarded(cluster: real_cluster.Cluster, folder: Path) -> Iterator[Browser]:
+    """Forward a port to the console as docs/install.md says, once it is ready."""
+    commands = real_cluster.block("install.md", "port-forward service/muster-console")
+    waits, forwards = commands.replace("8630:80", ":80").splitlines()
+    cluster.shell(waits, folder)
+    with subprocess.Popen(
+        forwards.split(), env=cluster.environment, stdout=subprocess.PIPE, text=True
+    ) as forwarding:
+        try:
+            assert forwarding.stdout is not None
+            line = forwarding.stdout.readline()
+            yield Browser(line.removeprefix("Forwarding from ").split()[0])
+        finally:
+            forwarding.terminate()
