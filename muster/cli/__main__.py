@@ -68,7 +68,9 @@ def main() -> int:
 def call(arguments: Sequence[str]) -> int:
     """Call a command; commands that are not in `reach.NEEDS` parse `--context` themselves."""
     command = registry.command_of(arguments)
-    if command is None or command in reach.NEEDS or command not in registry.targets():
+    if command is None or command not in registry.targets():
+        return int(app.meta(arguments) or 0)
+    if command in reach.NEEDS and registry.missing(command) is None:
         return int(app.meta(arguments) or 0)
     first = list(arguments).index(command)
     # `app` would show the options of `muster` itself in every help text

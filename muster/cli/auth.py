@@ -50,7 +50,7 @@ _Valid = Annotated[
     Parameter(help="How long they are valid: `30d`, `1y`; by default until the key is changed."),
 ]
 
-_SERVICES: Final = ("health", "labeler", "notifier")
+_SERVICES: Final = ("health", "labeler", "notifier", "console")
 """The services in the cluster, each with its own credentials."""
 
 _KUBECTL: Final = "kubectl -n muster"
@@ -116,7 +116,7 @@ def node(
     out: _Out = None,
     keys: _Keys = _KEYS,
 ) -> int:
-    """Print credentials for the plugins on one node, for clusters where nodes have no tokens.
+    """Print credentials for the plugins on one node, for clusters without node tokens.
 
     Parameters
     ----------
@@ -174,7 +174,7 @@ def rotate(key: str, *, drop: output.Flag = False, keys: _Keys = _KEYS) -> int:
     Parameters
     ----------
     key
-        `answer`, `node`, `reader`, `health`, `labeler`, `notifier` or `admin`.
+        `answer`, `node`, `reader`, `health`, `labeler`, `notifier`, `console` or `admin`.
     drop
         Invalidate the old key. Use this once everything has been signed with the new key.
 

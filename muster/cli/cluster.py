@@ -20,7 +20,7 @@ from muster.nats.auth import cluster_secrets
 _REQUEST_S: Final = 10.0
 _ATTEMPTS: Final = 3
 _LOG_IS_GONE: Final = "unable to retrieve container logs for "
-"""What a kubelet answers, with status 200, if the runtime has removed the container."""
+"""The kubelet's answer, with status 200, if the runtime has removed the container."""
 _ABSENT: Final = 404
 _OWN: Final = {
     Role.READER: "muster auth reader --name NAME --out FILE",

@@ -1,7 +1,7 @@
 """Adapter: the Kubernetes API: creates missing passwords or keys of an installation.
 
-Several processes may do so at once: the first to create an object determines its content, and
-existing objects are never replaced.
+Several processes may do so at the same time: the first to create an object determines its content,
+and existing objects are never replaced.
 
 A Job runs this module as `python -m muster.cli.cluster_keys`, not as a command of `muster`, because
 the services' image has no `cyclopts`.
@@ -37,7 +37,7 @@ _PATHS: Final = {Kind.SECRET: "secrets", Kind.CONFIG_MAP: "configmaps"}
 
 
 class Failed(Exception):
-    """A request to the API failed; the text says which one and why."""
+    """A request to the API failed; the message names the request and the reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +93,7 @@ async def _run(installation: Installation, context: str | None) -> int:
 
 
 async def complete(api: kubernetes_api.Api, installation: Installation) -> AsyncIterator[str]:
-    """Create the missing objects; yield a line for each object created or signed again.
+    """Create the missing objects; yield a line for each object created or changed.
 
     Raises Failed, and cluster_secrets.Refused.
     """
@@ -110,8 +110,14 @@ async def complete(api: kubernetes_api.Api, installation: Installation) -> Async
         for step in steps:
             version = held[step.part].metadata.resource_version if step.part in held else ""
             if await _write(api, installation, step.part, made[step], version):
-                yield f"{'signed again' if version else 'created'}: {step.part}"
+                yield f"{_done(step, is_new=not version)}: {step.part}"
     raise Failed("another process is changing the same objects: run this command again")
+
+
+def _done(step: Step, *, is_new: bool) -> str:
+    if is_new:
+        return "created"
+    return "keys of new roles added" if step.origin is Origin.SEEDS else "signed again"
 
 
 def _made(
@@ -130,7 +136,8 @@ def _made(
                 # nats-server would read digits as a number
                 files = {"password": f"p{secrets.token_hex(_PASSWORD_BYTES)}"}
             case Origin.SEEDS:
-                files = keyfiles.new_seeds()
+                held = stored.get(wanted.seeds)
+                files = keyfiles.new_seeds() | (dict(held.data) if held else {})
             case Origin.AUTHORITY:
                 files = keyfiles.new_authority(at=at)
             case Origin.KEYS:

@@ -1,6 +1,6 @@
 """Adapter: the terminal: `muster demo` plays one story on the local stack and reports the results.
 
-Every step has a deadline. The nodes, kubelets and GPUs are simulated, and the output says so.
+Every step has a deadline. The nodes, kubelets and GPUs are simulated, and the output states this.
 
 `python -m muster.cli.demo` plays the story in one of the containers of compose.yaml. A container
 cannot send signals to the others, so the story has only faults that the stand-ins can cause on
@@ -33,7 +33,7 @@ _EVENTS_AGE: Final = timedelta(hours=1)
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
-    """One step of a story. `seconds` is its duration, `detail` its result in words."""
+    """One step of a story. `seconds` is its duration, and `detail` describes its result."""
 
     name: str
     ok: bool

@@ -1,7 +1,7 @@
 """Adapter: the network: the steps of `muster demo`, which cause and repair faults.
 
 A step succeeds if its result arrives on the bus, at the Kubernetes API or at the webhook. It
-returns the result in words.
+returns a description of the result.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ _TIMEOUT_S: Final = 5.0
 _POLL_S: Final = 0.05
 
 Play = Callable[[], Awaitable[str]]
-"""Plays a step; returns the result in words."""
+"""Plays a step; returns a description of the result."""
 
 
 class StepFailed(Exception):
@@ -165,7 +165,7 @@ class Steps:
         options = ("--apply", "--yes", "--simulated")
         code, _ = await _label_gpus(url, *options, "--node", stack.NODES[0].name)
         if code == 0:
-            raise StepFailed("one node alone was labelled, which hides the others")
+            raise StepFailed("only one node was labelled, which hides the others")
         code, last_line = await _label_gpus(url, *options)
         if code != 0:
             raise StepFailed(f"muster label-gpus: {last_line}")

@@ -1,8 +1,9 @@
-"""Adapter: the terminal: `muster doctor` reports in one screen whether muster itself is well."""
+"""Adapter: the terminal: `muster doctor` reports on one screen whether muster itself works."""
 
 import asyncio
 import os
 import shlex
+from collections import Counter
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Final
 import cyclopts
 import msgspec
 
-from muster import commands
+from muster import commands, wording
 from muster.cli import (
     doctor_bundle,
     doctor_findings,
@@ -28,6 +29,8 @@ from muster.service import sections
 app = cyclopts.App(name="doctor")
 
 _LONGEST: Final = timedelta(days=1)
+_REPEATED_MAX: Final = 2
+"""If more than this many checks share a reason, it is printed only once."""
 _CLOSINGS: Final = {
     0: "muster is well",
     1: "muster is not well",
@@ -47,9 +50,9 @@ def doctor(
     force: output.Flag = False,
     json: output.Json = False,
 ) -> int:
-    """Check whether muster itself is well: pods, bus, streams, leaders, versions, receivers.
+    """Check whether muster itself works: pods, bus, streams, leaders, versions, receivers.
 
-    The exit code is 0 if muster is well, 1 if something fails, and 2 if not everything could be
+    The exit code is 0 if muster works, 1 if something fails, and 2 if not everything could be
     checked.
 
     Parameters
@@ -141,11 +144,20 @@ def _commands(target: doctor_observer.Target) -> Commands:
 def lines(findings: Sequence[Finding], code: int) -> list[str]:
     """Return the findings for people."""
     width = max(len(finding.check) for finding in findings)
+    unseen = Counter(each.text for each in findings if each.level is Level.NOT_CHECKED)
+    repeated = {text for text, count in unseen.items() if count > _REPEATED_MAX}
     text = []
     for finding in findings:
+        if finding.level is Level.NOT_CHECKED and finding.text in repeated:
+            continue
         is_seen = finding.level is not Level.NOT_CHECKED
         level, what = (finding.level, "") if is_seen else ("?", "not checked: ")
         text.append(f"{level:4}  {finding.check:{width}}  {what}{finding.text}")
         if finding.next_step:
             text.append(f"{'':4}  {'':{width}}  -> {finding.next_step}")
-    return [*text, "", _CLOSINGS[code]]
+    for why in sorted(repeated):
+        checks = ", ".join(finding.check for finding in findings if finding.text == why)
+        text.append(f"{'?':4}  not checked: {checks}: {why}")
+    warned = [finding.check for finding in findings if finding.level is Level.WARN]
+    closing = f"muster works, but see {wording.listed(warned)}" if warned and not code else ""
+    return [*text, "", closing or _CLOSINGS[code]]

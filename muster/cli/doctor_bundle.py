@@ -20,6 +20,7 @@ import muster
 from muster import escaping
 from muster.cli import doctor_observer, redaction, status
 from muster.cli.doctor_facts import NotSeen, Observations
+from muster.fleet import health_state
 from muster.kubernetes import installation
 from muster.service import settings
 
@@ -79,7 +80,7 @@ class Bundle:
             "bus.json",
             {"streams": _or_reason(observed.stores), "consumers": _or_reason(observed.consumers)},
         )
-        if isinstance(observed.health, status.State):
+        if isinstance(observed.health, health_state.State):
             summary = status.summary(observed.health, source=observer.source, everything=False)
             self.add_tree("status.json", summary)
         else:

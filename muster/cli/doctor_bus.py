@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from muster import codec, vocabulary
-from muster.cli import status
 from muster.cli.doctor_facts import LOCKS, WELL, Broken, Leader, NotSeen, Receivers
+from muster.fleet import dead_letters, health_state
 from muster.nats import bus, connection, consumers, jetstream, lock, stream_info, streams
 
 _RIGHTS_S: Final = 2.0
@@ -69,7 +69,12 @@ async def leaders(connected: bus.Bus) -> Mapping[str, Leader | None]:
 async def receivers(connected: bus.Bus) -> Receivers | None:
     """Return the receivers that the notifier last published; None if it never published any."""
     event = await consumers.receivers(connected.link)
-    return Receivers(event.receivers, event.refused) if event else None
+    if event is None:
+        return None
+    live = await connected.link.client()
+    letters = await jetstream.subjects(live, streams.DEAD_LETTERS.name, dead_letters.NOTIFICATIONS)
+    dead = {subject.split(".")[3] for subject in letters}
+    return Receivers(event.receivers, event.refused, sorted(dead & set(event.receivers)))
 
 
 async def refused(connected: bus.Bus) -> Mapping[str, str]:
@@ -100,28 +105,30 @@ async def refused(connected: bus.Bus) -> Mapping[str, str]:
     return refused
 
 
-async def heard(connected: bus.Bus, fleet: status.State | Broken | NotSeen) -> Mapping[str, str]:
+async def plugins(
+    connected: bus.Bus, fleet: health_state.State | Broken | NotSeen
+) -> Mapping[str, str]:
     """Return the version of each plugin whose heartbeat arrives while this function listens.
 
     It listens until all healthy plugins have sent a heartbeat, or until each should have sent one.
     """
     listen_s, expected = _LISTEN_S, set[tuple[str, str]]()
-    if isinstance(fleet, status.State):
+    if isinstance(fleet, health_state.State):
         well = [p for p in fleet.plugins if p.verdict in WELL and not p.watched]
         expected = {(plugin.node, plugin.plugin) for plugin in well}
         interval_s = max((plugin.interval_s for plugin in well), default=0.0)
         listen_s = min(_LISTEN_S, 1.0 + _INTERVALS * interval_s)
     versions: dict[tuple[str, str], str] = {}
-    heard = asyncio.Event()
+    is_complete = asyncio.Event()
 
     async def receive(heartbeat: vocabulary.Heartbeat) -> None:
         if len(versions) < _PLUGINS_MAX:
             versions[heartbeat.node, heartbeat.plugin] = heartbeat.version
         if expected and expected <= versions.keys():
-            heard.set()
+            is_complete.set()
 
     await connected.heartbeats(receive)
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(listen_s):
-            await heard.wait()
+            await is_complete.wait()
     return {f"{plugin} on {node}": version for (node, plugin), version in versions.items()}

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Final
 
 from muster import vocabulary
-from muster.cli import status
+from muster.fleet import health_state
 from muster.kubernetes import installation
 from muster.nats import streams
 
@@ -88,10 +88,14 @@ class Leader:
 
 @dataclass(frozen=True, slots=True)
 class Receivers:
-    """The notifier's receivers with their kinds, and the receivers that it skips."""
+    """The notifier's receivers with their kinds, and the receivers that it skips.
+
+    `dead` lists the receivers for which there are dead letters.
+    """
 
     kinds: Mapping[str, str]
     left_out: Sequence[str] = ()
+    dead: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +107,7 @@ class Observations:
     stores: Mapping[str, streams.Usage | None] | NotSeen
     consumers: Sequence[streams.Durable] | NotSeen
     leaders: Mapping[str, Leader | None] | NotSeen
-    health: status.State | Broken | NotSeen
+    health: health_state.State | Broken | NotSeen
     versions: Mapping[str, str] | NotSeen
     certificates: Mapping[str, datetime] | NotSeen
     receivers: Receivers | NotSeen | None

@@ -1,4 +1,4 @@
-"""Pure: decides from observations whether muster itself is well.
+"""Pure: decides from observations whether muster itself works.
 
 | check         | OK                       | WARN                             | FAIL             |
 |---------------|--------------------------|----------------------------------|------------------|
@@ -44,6 +44,7 @@ from muster.cli.doctor_facts import (
     Observations,
     Receivers,
 )
+from muster.fleet import health_state
 from muster.kubernetes import installation
 from muster.nats import streams
 
@@ -54,7 +55,6 @@ WAITING_MAX: Final = 1_000
 """The number of messages waiting for a consumer above which it counts as slow."""
 SHARE_WARN: Final = 0.8
 SHARE_FAIL: Final = 0.99
-RESTART_RECENT: Final = timedelta(hours=1)
 CERTIFICATE_WARN: Final = timedelta(days=30)
 CERTIFICATE_FAIL: Final = timedelta(days=3)
 NEEDED: Final = ("muster-health", "muster-notifier", "muster-plugin")
@@ -132,7 +132,7 @@ def _not_checked(observed: NotSeen) -> Answer:
 
 
 def _runbook(page: str) -> str:
-    return f"{muster.RUNBOOKS_URL}{page}.md"
+    return f"{muster.RUNBOOKS_URL}{page}.html"
 
 
 def _steps(*steps: str) -> str:
@@ -151,20 +151,15 @@ def _pods(pods: Sequence[installation.Pod], commands: Commands, now: datetime) -
     if none:
         return Level.FAIL, f"no pod is ready of {wording.listed(none)}", step
     unready = [f"{pod.name}: {pod.reason}" for pod in running if not pod.is_ready]
-    restarted = [
-        f"{pod.name}: {wording.counted(pod.restarts, 'restart')}, the last at {at:%H:%M} UTC "
-        f"({pod.last_end})"
-        for pod in running
-        if (at := pod.restarted_at) is not None and at > now - RESTART_RECENT
-    ]
+    failures = {pod.name: installation.recent_failure(pod.status, now) for pod in running}
+    failed = {name: failure for name, failure in failures.items() if failure}
     if unready:
         return Level.WARN, f"not ready: {wording.listed(unready)}", step
-    if restarted:
-        name = restarted[0].partition(":")[0]
+    if failed:
         return (
             Level.WARN,
-            wording.listed(restarted),
-            commands.in_cluster(f"logs {name} --previous --tail=50"),
+            wording.listed([f"{name}: {failure}" for name, failure in failed.items()]),
+            commands.in_cluster(f"logs {next(iter(failed))} --previous --tail=50"),
         )
     restarts = sum(pod.restarts for pod in running)
     text = ", ".join(f"{part.removeprefix('muster-')} {ready[part]}" for part in sorted(parts))
@@ -294,21 +289,21 @@ def _since(leader: Leader) -> str:
     return f" since {leader.since:%Y-%m-%d %H:%M} UTC" if leader.since else ""
 
 
-def _health(health: status.State | Broken | NotSeen, commands: Commands) -> Answer:
+def _health(health: health_state.State | Broken | NotSeen, commands: Commands) -> Answer:
     if isinstance(health, NotSeen):
         return _not_checked(health)
     step = commands.in_cluster("logs deployment/muster-health --tail=50")
     if isinstance(health, Broken):
         return Level.FAIL, health.why, _steps(step, _runbook("health_silent"))
     # whom it notifies is a check of its own
-    notes = [note for note in status.caveats(health) if note != health.service.notified]
+    notes = [note for note in health.caveats() if note != health.service.notified]
     level = Level.FAIL if health.service.is_disconnected else Level.WARN
     if notes:
         return level, "; ".join(notes), _steps(step, _runbook("health_impaired"))
     return Level.OK, f"it answers; {wording.counted(len(health.alerts), 'alert')} firing", ""
 
 
-def _plugins_or_broken(health: status.State | Broken | NotSeen, commands: Commands) -> Answer:
+def _plugins_or_broken(health: health_state.State | Broken | NotSeen, commands: Commands) -> Answer:
     match health:
         case NotSeen():
             return _not_checked(health)
@@ -318,10 +313,10 @@ def _plugins_or_broken(health: status.State | Broken | NotSeen, commands: Comman
             return _plugins(health.plugins, commands)
 
 
-def _plugins(plugins: Sequence[status.Plugin], commands: Commands) -> Answer:
+def _plugins(plugins: Sequence[health_state.Plugin], commands: Commands) -> Answer:
     if not plugins:
         step = commands.in_cluster("get pods -l app.kubernetes.io/name=muster-plugin")
-        return Level.WARN, "health knows of no plugin", step
+        return Level.WARN, "health tracks no plugin", step
     unwell = [plugin for plugin in plugins if plugin.verdict not in WELL]
     nodes = len({plugin.node for plugin in plugins})
     if not unwell:
@@ -370,6 +365,9 @@ def _receivers(receivers: Receivers | None, commands: Commands) -> Answer:
     if receivers.left_out:
         text = f"the notifier skips: {wording.listed(receivers.left_out)}"
         return Level.WARN, text, _steps(logs, runbook)
+    if receivers.dead:
+        text = f"not all notifications could be delivered to {wording.listed(receivers.dead)}"
+        return Level.WARN, text, _steps(f"{commands.muster} dlq list", _runbook("dead_letters"))
     named = sorted(receivers.kinds.items())
     return (
         Level.OK,

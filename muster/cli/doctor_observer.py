@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from muster import client
-from muster.cli import doctor_bus, health, reach, status
+from muster.cli import doctor_bus, health, reach
 from muster.cli.doctor_facts import (
     LOCKS,
     Broken,
@@ -25,6 +25,7 @@ from muster.cli.doctor_facts import (
     NotSeen,
     Observations,
 )
+from muster.fleet import health_client, health_state
 from muster.kubernetes import installation
 from muster.nats import bus, connection
 from muster.service import runtime
@@ -152,7 +153,7 @@ class Observer:
             leaders = run(self._on_bus("leaders", doctor_bus.leaders, whole))
             receivers = run(self._on_bus("receivers", doctor_bus.receivers, link))
             refused = run(self._on_bus("refused configurations", doctor_bus.refused, link))
-            heard = run(self._on_bus("heartbeats", lambda on: doctor_bus.heard(on, fleet), link))
+            beats = run(self._on_bus("heartbeats", lambda on: doctor_bus.plugins(on, fleet), link))
             served = run(self.look("services", self._services(pods)))
         services = served.result()
         processes = [] if isinstance(services, NotSeen) else services
@@ -163,7 +164,7 @@ class Observer:
             consumers=consumers.result(),
             leaders=_led(leaders.result(), processes),
             health=fleet,
-            versions=_versions(heard.result(), services),
+            versions=_versions(beats.result(), services),
             certificates=link or self._certificates(processes),
             receivers=receivers.result(),
             refused=refused.result(),
@@ -225,7 +226,7 @@ class Observer:
             raise installation.Unreachable(installation.absent(pods, "", self.cluster.namespace))
         return pods
 
-    async def _health(self) -> status.State | Broken:
+    async def _health(self) -> health_state.State | Broken:
         address = self._target.health
         if address is None and self._target.context:
             variables = await reach.open_health(self._cluster(), self._stack)
@@ -272,7 +273,7 @@ class Observer:
             return Broken(f"NATS is connected, but has not answered for {self._request_s:g} s")
         took_s = time.monotonic() - began
         if not rights and not await doctor_bus.has_all_rights(connected):
-            self._less = NotSeen("no answer about streams: only an administrator of NATS gets one")
+            self._less = NotSeen("not permitted: only an administrator of NATS may read streams")
         server = live.connected_server_version
         return Bus(
             rights=rights or _rights_of(target),
@@ -341,18 +342,18 @@ class _Unseen(Exception):
 def _metrics(url: str) -> str:
     """Return the first part of a process's metrics; empty if it does not answer."""
     with contextlib.suppress(ConnectionError):
-        return health.read(f"{url}/metrics", _METRICS_BYTES_MAX).decode("utf-8", "replace")
+        return health_client.read(f"{url}/metrics", _METRICS_BYTES_MAX).decode("utf-8", "replace")
     return ""
 
 
 def _versions(
-    heard: Mapping[str, str] | NotSeen, processes: Sequence[Process] | NotSeen
+    of_plugins: Mapping[str, str] | NotSeen, processes: Sequence[Process] | NotSeen
 ) -> Mapping[str, str] | NotSeen:
     """Return the version of each process."""
     services = [] if isinstance(processes, NotSeen) else processes
     versions = {each.name: each.version for each in services}
-    if not isinstance(heard, NotSeen):
-        versions.update(heard)
+    if not isinstance(of_plugins, NotSeen):
+        versions.update(of_plugins)
     if versions:
         return versions
     nothing = NotSeen("no process has answered or sent a heartbeat", is_refused=False)

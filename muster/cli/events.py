@@ -15,8 +15,8 @@ import structlog
 from cyclopts import Parameter
 
 from muster import client, codec, vocabulary
-from muster.cli import output, texts
-from muster.local import nats
+from muster.cli import event_texts, output, texts
+from muster.local import nats, running
 from muster.nats import bus, consumers, streams
 from muster.service import runtime
 
@@ -24,7 +24,9 @@ app = cyclopts.App(name="events")
 
 Url = Annotated[
     str | None,
-    Parameter(env_var="NATS_URL", help="Address of NATS; by default, on this machine."),
+    Parameter(
+        env_var="NATS_URL", help="Address of NATS; by default, that of `muster up` on this machine."
+    ),
 ]
 Message = codec.CloudEvent | vocabulary.Heartbeat
 Event = TypeVar("Event", bound=vocabulary.Event)
@@ -32,6 +34,7 @@ Event = TypeVar("Event", bound=vocabulary.Event)
 _TIMEOUT_S: Final = 10.0
 _START_TIMEOUT_S: Final = 20.0
 _KEPT_MAX: Final = 100_000
+_REFUSED: Final = "permissions violation"
 
 
 @app.default
@@ -44,7 +47,7 @@ def print_events(
     json: output.Json = False,
     url: Url = None,
 ) -> int:
-    """Print what happens on the bus, one line per event, until Ctrl-C.
+    """Print the events on the bus, one line each, until Ctrl-C.
 
     Parameters
     ----------
@@ -62,7 +65,7 @@ def print_events(
         start = None if since is None else texts.since(since)
     except ValueError as error:
         return output.fail("events", f"--since: {error}")
-    events = client.events(type, node=node, since=start, url=url, follow=follow)
+    events = client.events(type, node=node, since=start, url=address("events", url), follow=follow)
     with outages_hidden("events" if follow else None) as reasons:
         try:
             asyncio.run(runtime.run(_print(events, as_json=json)))
@@ -86,7 +89,8 @@ def run_within(
         try:
             return asyncio.run(limited())
         except TimeoutError:
-            return output.fail(command, f"NATS has not answered for {limit_s:g} s", code=1)
+            text = ": ".join((f"NATS has not answered for {limit_s:g} s", *reasons))
+            return output.fail(command, text, code=1)
         except ConnectionError as error:
             return output.fail(command, unreached(error, reasons), code=1)
 
@@ -94,15 +98,36 @@ def run_within(
 def unreached(error: ConnectionError, reasons: Sequence[str]) -> str:
     """Return why NATS was not reached and, if no address was given, how to name a cluster."""
     text = ": ".join((str(error), *reasons))
-    return f"{text}; {texts.NAME_CLUSTER}" if client.DEFAULT_URL in text else text
+    is_default = re.search(rf"{re.escape(client.DEFAULT_URL)}(?!\d)", text)
+    return f"{text}; {texts.NAME_CLUSTER}" if is_default else text
+
+
+def address(command: str, url: str | None) -> str:
+    """Return the given address of NATS, or that of the newest `muster up` of this user."""
+    if url:
+        return url
+    chosen = next((stack.nats_url for stack in running.here()), client.DEFAULT_URL)
+    name_chosen(command, chosen)
+    return chosen
+
+
+def name_chosen(command: str, nats_url: str | None) -> None:
+    """If several `muster up` of this user are running, print which of them is used."""
+    stacks = running.here()
+    used = [stack.directory for stack in stacks if stack.nats_url == nats_url]
+    if len(stacks) > 1 and used:
+        output.warn(command, f"{len(stacks)} `muster up` are running; this uses {used[0]}")
 
 
 @asynccontextmanager
-async def connect(command: str, url: str | None) -> AsyncIterator[bus.Bus]:
-    """Connect, by default to this machine's NATS. Raises ConnectionError if it does not answer."""
-    target = url or client.DEFAULT_URL
+async def connect(command: str, url: str | None, *, owner: bool = True) -> AsyncIterator[bus.Bus]:
+    """Connect, by default to this machine's NATS. Raises ConnectionError if it does not answer.
+
+    A reader is not `owner`: it may not create streams.
+    """
+    target = address(command, url)
     async with bus.Bus(
-        target, producer=f"clients/{command}", name=command, owner=True
+        target, producer=f"clients/{command}", name=command, owner=owner
     ) as connected:
         await client.reach(connected, target)
         yield connected
@@ -114,16 +139,19 @@ def outages_hidden(
 ) -> Iterator[Sequence[str]]:
     """Suppress log lines about lost connections, because commands report these themselves.
 
-    Yields a list that will contain the reason for the last lost connection. `waiting` names a
-    command that waits for NATS without a limit: a line is printed when an outage begins. With
-    `everything`, nothing is logged.
+    Yields a list that will contain the reason for the last lost connection or refusal. `waiting`
+    names a command that waits for NATS without a limit: a line is printed when an outage begins.
+    With `everything`, nothing is logged.
     """
 
     def hide(_: object, __: str, entry: structlog.typing.EventDict) -> structlog.typing.EventDict:
         if entry["event"] != "bus_disconnected":
             if everything:
                 raise structlog.DropEvent
-            return entry
+            if waiting or _REFUSED not in str(entry.get("error")).lower():
+                return entry
+            reasons[:] = [str(entry["error"])]
+            raise structlog.DropEvent
         reasons[:] = [_reason(str(entry["error"]))]
         if waiting:
             problem = f"NATS at {entry['url']} does not answer: {reasons[0]}; waiting for it"
@@ -209,8 +237,9 @@ async def subscribe_all(
 
 
 def event_line(event: codec.CloudEvent) -> str:
-    """Return an event as one line for people, in the local time zone."""
-    return f"{event.time.astimezone():%H:%M:%S} {str(event).partition(' ')[2]}"
+    """Return an event as one line for people, in the words of `muster why` and `muster top`."""
+    node = texts.plain(event.node)
+    return f"{event.time.astimezone():%H:%M:%S} {node} {event_texts.change_text(event)}"
 
 
 def _reason(error: str) -> str:

@@ -2,23 +2,21 @@
 
 import asyncio
 import contextlib
-import http.client
 import os
-import re
 import tempfile
-import urllib.parse
-import urllib.request
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Final
 
 import cyclopts
+import msgspec
 import orjson
-import yaml
 from cyclopts import Parameter
 
-from muster import client, codec, vocabulary
+from muster import client, codec, matching, vocabulary
 from muster.cli import events, output, status, texts, why
+from muster.fleet import health_client, health_state, writing
 
 status_command = cyclopts.App(name="status")
 why_command = cyclopts.App(name="why")
@@ -28,13 +26,11 @@ Health = Annotated[
     Parameter(
         env_var="MUSTER_HEALTH_URL",
         help="Address of the health service, `http://host:port`; by default, that of `muster up` "
-        "on this machine. Of several, separated by commas, the one that leads is asked.",
+        "on this machine. Of several addresses, separated by commas, the leader's is used.",
     ),
 ]
 
-_TIMEOUT_S: Final = 5.0
-_STATE_BYTES_MAX: Final = 512 * 1024 * 1024
-"""The size limit of a state; a fleet of 100,000 nodes needs only a fraction of it."""
+_SILENCES_S: Final = 5.0
 _NO_HEALTH: Final = (
     f"no health service runs on this machine as part of `muster up`; {texts.NAME_CLUSTER}, "
     "or the address of a health service with --health or MUSTER_HEALTH_URL"
@@ -47,6 +43,7 @@ def show_status(
     all: output.Flag = False,  # noqa: A002  # the option's name
     json: output.Json = False,
     health: Health = None,
+    url: events.Url = None,
 ) -> int:
     """Show the fleet as the health service sees it: verdicts, alerts, plugins with problems.
 
@@ -57,15 +54,18 @@ def show_status(
 
     """
     try:
-        source, _, state = fetch(health)
+        source, nats_url, state = fetch(health)
     except ConnectionError as error:
         return output.fail("status", str(error), code=1)
     except ValueError as error:
         return output.fail("status", str(error))
+    events.name_chosen("status", nats_url)
+    now = datetime.now(UTC)
+    silences = _silences("status", state.alerts, url or nats_url, now)
     if json:
-        output.print_json(status.summary(state, source=source, everything=all))
+        output.print_json(status.summary(state, source=source, everything=all, silences=silences))
     else:
-        output.show(*status.lines(state, source=source, everything=all))
+        output.show(*status.lines(state, source=source, everything=all, now=now, silences=silences))
     return 0
 
 
@@ -117,6 +117,9 @@ def show_node(
         now=now,
         only=plugin,
     )
+    if events is not None and now is not None:
+        fire = [*view.alerts, *(alert for each in view.plugins for alert in each.alerts)]
+        view = msgspec.structs.replace(view, silences=_silences("why", fire, url, now))
     for problem in problems:
         output.warn("why", problem)
     unknown = why.unknown_name(view)
@@ -129,21 +132,25 @@ def show_node(
     return 1 if problems else 0
 
 
-def fetch(address: str | None) -> tuple[str, str | None, status.State]:
+def fetch(address: str | None) -> tuple[str, str | None, health_state.State]:
     """Return the health service's address, NATS's address if it is known, and health's state.
 
     Raises ConnectionError if nothing answers, and ValueError for an invalid address.
     """
-    named = [(_checked(part), None) for part in address.split(",")] if address else []
+    named = (
+        [(health_client.check_address(part), None) for part in address.split(",")]
+        if address
+        else []
+    )
     problem = _NO_HEALTH
-    other: tuple[str, str | None, status.State] | None = None
+    other: tuple[str, str | None, health_state.State] | None = None
     for url, nats_url in named or running_here():
         try:
-            state = status.decode(read(f"{url}/state"))
+            state = health_client.read_state(url)
         except ConnectionError as error:
             problem = f"health does not answer: {error}"
-        except ValueError as error:
-            problem = f"{url}/state cannot be read by this version: {error}"
+        except health_client.UnreadableState as error:
+            problem = str(error)
         else:
             if state.service.revision is not None or not named:
                 return url, nats_url, state
@@ -167,23 +174,53 @@ def _past_events(node: str, *, since: str, url: str | None) -> list[codec.CloudE
             raise ConnectionError(": ".join((str(error), *reasons))) from None
 
 
-def _checked(address: str) -> str:
-    """Return the address of a health service. Raises ValueError if it is not valid."""
-    url = address.rstrip("/").removesuffix("/state")
-    try:
-        parts = urllib.parse.urlsplit(url)
-        good = parts.scheme in {"http", "https"} and parts.hostname and parts.port != 0
-    except ValueError:
-        good = False
-    if not good or not re.fullmatch(r"[!-~]+", url):
-        raise ValueError(
-            f"{address!r} is not the address of a health service, such as http://127.0.0.1:8080"
-        )
-    return url
+def _silences(
+    command: str, firing: Sequence[health_state.Alert], url: str | None, now: datetime
+) -> status.Silences:
+    """Return the silences of these alerts; none, with a line on stderr, if NATS does not answer."""
+    if not firing or url is None:
+        return {}
+
+    async def read() -> dict[str, matching.Silence]:
+        async with (
+            asyncio.timeout(_SILENCES_S),
+            events.connect(command, url, owner=False) as connected,
+        ):
+            return (await writing.read_silences(connected.link))[0]
+
+    with events.outages_hidden():
+        try:
+            silences = asyncio.run(read())
+        except (TimeoutError, ConnectionError, ValueError) as error:
+            reason = str(error) or f"NATS has not answered for {_SILENCES_S:g} s"
+            output.warn(command, f"which alerts are silenced is unknown: {reason}")
+            return {}
+    labels = {alert.fingerprint: alert.labels for alert in firing}
+    return matching.silenced(labels, silences.values(), now)
+
+
+def addresses(address: str | None) -> tuple[list[str], str | None]:
+    """Return health's addresses, and NATS's address if it is known, without reading the state.
+
+    Raises ConnectionError if nothing runs on this machine, and ValueError for an invalid address.
+    """
+    if address:
+        return [health_client.check_address(part) for part in address.split(",")], None
+    here = running_here()
+    for url, nats_url in here:
+        with contextlib.suppress(ConnectionError):
+            # a run that was killed leaves its files
+            health_client.read(f"{url}/state?nodes=1", 1)
+            return [url], nats_url
+    raise ConnectionError(
+        "the health service of `muster up` does not answer" if here else _NO_HEALTH
+    )
 
 
 def running_here(service: str = "health") -> list[tuple[str, str | None]]:
     """Return the addresses of a service and NATS in each `muster up` of this user, newest first."""
+    import yaml  # noqa: PLC0415  # 0.6 MiB, which `muster top` would need all the time
+
     places = []
     for log in Path(tempfile.gettempdir()).glob(f"muster-*/{service}.log"):
         # `muster up` removes its files when it ends; other users' directories are not used
@@ -200,18 +237,3 @@ def running_here(service: str = "health") -> list[tuple[str, str | None]]:
             )
             places.append((settings.stat().st_mtime, place))
     return [place for _, place in sorted(places, reverse=True)]
-
-
-def read(url: str, bytes_max: int = _STATE_BYTES_MAX) -> bytes:
-    """Return the first bytes of an answer. Raises ConnectionError."""
-    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    try:
-        with direct.open(url, timeout=_TIMEOUT_S) as answer:
-            body: bytes = answer.read(bytes_max)
-            return body
-    except urllib.request.HTTPError as error:
-        error.close()
-        raise ConnectionError(f"{url}: HTTP {error.code}") from None
-    except (OSError, http.client.HTTPException) as error:
-        reason = getattr(error, "reason", error)
-        raise ConnectionError(f"{url}: {getattr(reason, 'strerror', None) or reason}") from None

@@ -131,10 +131,14 @@ def _newest(directory: Path, name: str) -> nkeys.Key:
 
 
 def _keys(directory: Path, name: str) -> list[nkeys.Key]:
+    """Return keys; create the key of a role that is newer than the directory."""
     file = directory / f"{name}.seed"
     try:
         return accounts.read_seeds(name, file.read_text("ascii"))
     except FileNotFoundError:
+        if name in accounts.ADDED and (directory / "operator.seed").exists():
+            _put(directory, name, [_new(accounts.KINDS[name]).seed])
+            return _keys(directory, name)
         raise BadDirectory(
             f"{file}: does not exist; create all keys with `muster auth init {directory}`"
         ) from None
@@ -212,7 +216,7 @@ def certificate(
         authority = serialization.load_pem_private_key(signer["ca.key"].encode(), None)
         root = x509.load_pem_x509_certificate(signer["ca.crt"].encode())
     except ValueError as error:
-        raise BadAuthority(f"no authority made by muster: {error}") from None
+        raise BadAuthority(f"not an authority that muster created: {error}") from None
     if (
         not isinstance(authority, ec.EllipticCurvePrivateKey)
         or authority.public_key() != root.public_key()

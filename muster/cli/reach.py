@@ -44,17 +44,21 @@ class Need(enum.Flag):
     HEALTH = enum.auto()
     EVENTS = enum.auto()
     WHOLE_BUS = enum.auto()
+    SILENCES = enum.auto()
+    """The bus as for EVENTS, but the command also works without it."""
 
 
 NEEDS: Final[Mapping[str, Need]] = {
+    "console": Need.HEALTH | Need.EVENTS,
     "dlq": Need.WHOLE_BUS,
     "events": Need.EVENTS,
     "silence": Need.WHOLE_BUS,
-    "status": Need.HEALTH,
+    "status": Need.HEALTH | Need.SILENCES,
+    "top": Need.HEALTH | Need.EVENTS,
     "why": Need.HEALTH | Need.EVENTS,
 }
 """The services that each command with the option `--context` needs."""
-_BUS: Final = Need.EVENTS | Need.WHOLE_BUS
+_BUS: Final = Need.EVENTS | Need.WHOLE_BUS | Need.SILENCES
 _REPLACED: Final = {"--health": Need.HEALTH, "--url": _BUS}
 """The option with the address of each service; if it is set, no connection is opened."""
 
@@ -216,7 +220,12 @@ class _Opening:
         if self.needs & _BUS:
             is_whole = Need.WHOLE_BUS in self.needs
             role = installation.Role.ADMIN if is_whole else installation.Role.READER
-            more, whose = await open_bus(cluster, stack, role=role, own=self.creds)
+            try:
+                more, whose = await open_bus(cluster, stack, role=role, own=self.creds)
+            except installation.Unreachable as error:
+                if Need.SILENCES not in self.needs:
+                    raise
+                more, whose = {}, f"which alerts are silenced is unknown: {error}"
             variables |= more
             rights.append(whose)
         output.warn(self.command, "; ".join(rights))

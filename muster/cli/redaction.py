@@ -4,7 +4,7 @@ It removes known secrets, and texts that look like secrets. After a key such as 
 removes the value, up to the end of the line if the value is not quoted. In an address, it removes
 the credentials and the path, because the paths of webhooks are secret. If muster does not use the
 scheme of an address, it also removes the host, because Apprise puts tokens there. Tokens and keys
-are recognised by their format. In doubt, a text is removed.
+are recognised by their format. In case of doubt, a text is removed.
 """
 
 import base64

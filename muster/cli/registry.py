@@ -29,17 +29,26 @@ class Command(NamedTuple):
     target: str = ""
 
 
+_UP_EXTRAS: Final = ("plugin", "labeler", "notifier", "local")
 COMMANDS: Final = {
     "auth": Command(
         "Create and change the keys and credentials for the bus.", ("auth",), "muster.cli.auth:app"
     ),
+    "break": Command(
+        "Cause a fault in the running `muster up`; without a fault, list the faults.",
+        _UP_EXTRAS,
+        "muster.cli.breaking:break_app",
+    ),
     "check": Command(
         "Report what is wrong with a cluster's GPUs, fuse and autoscalers.", ("labeler",)
     ),
-    "config": Command("Check, show and import the configuration of the devices."),
+    "config": Command("Check, show and import the device configuration."),
+    "console": Command(
+        "Show the fleet in a browser: nodes, evidence, alerts, live events.", ("console",)
+    ),
     "demo": Command(
         "Play one story and exit: faults, verdicts, notifications, recovery, with measured times.",
-        ("plugin", "labeler", "notifier", "local"),
+        _UP_EXTRAS,
         "muster.cli.demo:app",
     ),
     "dlq": Command(
@@ -48,23 +57,28 @@ COMMANDS: Final = {
         "muster.cli.dlq:dead_letters_app",
     ),
     "doctor": Command(
-        "Check whether muster itself is well: pods, bus, streams, leaders, versions, receivers.",
+        "Check whether muster itself works: pods, bus, streams, leaders, versions, receivers.",
         (),
         "muster.cli.doctor:app",
     ),
     "events": Command(
-        "Print what happens on the bus, one line per event, until Ctrl-C.",
+        "Print the events on the bus, one line each, until Ctrl-C.",
         (),
         "muster.cli.events:app",
     ),
     "gpu-name": Command("Show which accelerator name a GPU product gets, and why."),
     "label-gpus": Command("Show how GPU nodes would be labelled, or label them.", ("labeler",)),
+    "mend": Command(
+        "Undo the faults that `muster break` made: all of them, or only these.",
+        _UP_EXTRAS,
+        "muster.cli.breaking:mend_app",
+    ),
     "notify": Command(
         "Add and test receivers, explain routes, import an Alertmanager's settings.", ("notifier",)
     ),
     "replay": Command("Show which alerts another policy would have raised."),
     "silence": Command(
-        "Suppress the notifications for some alerts for a while.",
+        "Suppress the notifications for some alerts for a limited time.",
         (),
         "muster.cli.silence:silence_app",
     ),
@@ -73,13 +87,18 @@ COMMANDS: Final = {
         (),
         "muster.cli.health:status_command",
     ),
+    "top": Command(
+        "Show the fleet, live: nodes by urgency, why each is in its state, alerts, events.",
+        (),
+        "muster.cli.top:app",
+    ),
     "uninstall": Command(
         "Remove muster from a cluster, including everything that it wrote to nodes.", ("labeler",)
     ),
     "unlabel-gpus": Command("Remove the labels that muster wrote.", ("labeler",)),
     "up": Command(
         "Run all of muster on this machine until Ctrl-C: NATS, services, simulated nodes.",
-        ("plugin", "labeler", "notifier", "local"),
+        _UP_EXTRAS,
         "muster.cli.up:app",
     ),
     "why": Command(
@@ -97,11 +116,16 @@ def add(app: cyclopts.App, arguments: Sequence[str] = ()) -> None:
         command = COMMANDS.get(name, Command(""))
         if name != called:
             app.command(target, name=name, help=command.summary)
-        elif problem := commands.missing(*command.extras):
+        elif problem := missing(name):
             app.command(_failing(name, problem), name=name, help_flags=[], version_flags=[])
         else:
             # the command prints its own help
             app.command(target, name=name)
+
+
+def missing(name: str) -> str | None:
+    """Return a message if an extra that the command needs is not installed; otherwise None."""
+    return commands.missing(*COMMANDS.get(name, Command("")).extras)
 
 
 def command_of(arguments: Sequence[str]) -> str | None:

@@ -1,8 +1,9 @@
 """Adapter: NATS: `muster silence` adds, lists and expires silences."""
 
 import uuid
-from datetime import UTC, datetime, timedelta
-from typing import Annotated, Final
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Annotated
 
 import cyclopts
 import msgspec
@@ -10,14 +11,12 @@ from cyclopts import Parameter
 
 from muster import commands, matching
 from muster.cli import events, output, texts
-from muster.nats import bus, storage, streams
+from muster.fleet import writing
+from muster.nats import jetstream
 
 silence_app = cyclopts.App(
-    name="silence", help="Suppress the notifications for some alerts for a while."
+    name="silence", help="Suppress the notifications for some alerts for a limited time."
 )
-
-_KEPT: Final = timedelta(days=5)
-"""How long an expired silence can still be listed, as in Alertmanager."""
 
 
 @silence_app.command
@@ -46,27 +45,16 @@ def add(
         lasts = texts.duration(duration)
     except ValueError as error:
         return output.fail("silence", f"--duration: {error}")
-    if not expressions:
-        return output.fail("silence", "name what to silence, such as node=node-a")
     try:
-        parsed = matching.parse_all(expressions)
+        silence = matching.new_silence(
+            uuid.uuid4().hex[:12],
+            expressions,
+            starts_at=datetime.now(UTC),
+            lasts=lasts,
+            author=author or commands.user_name(),
+            comment=comment,
+        )
     except ValueError as error:
-        return output.fail("silence", str(error))
-    doubts = [f"{matcher}: {doubt}" for matcher in parsed if (doubt := matching.doubt(matcher))]
-    if doubts:
-        return output.fail("silence", "; ".join(doubts))
-    now = datetime.now(UTC)
-    fields = {
-        "id": uuid.uuid4().hex[:12],
-        "matchers": expressions,
-        "starts_at": now,
-        "ends_at": now + lasts,
-        "author": author or commands.user_name(),
-        "comment": comment,
-    }
-    try:
-        silence = msgspec.convert(fields, matching.Silence)
-    except msgspec.ValidationError as error:
         return output.fail("silence", str(error))
     return events.run_within("silence", _add(silence, url))
 
@@ -106,26 +94,29 @@ def expire(
 
 async def _add(silence: matching.Silence, url: str | None) -> int:
     async with events.connect("silence", url) as connected:
-        await _write(connected, silence)
-        for key, old in (await _read_silences(connected)).items():
-            if old.ends_at < silence.starts_at - _KEPT:
-                await storage.put(connected.link, streams.SILENCES, key, b"")
+        try:
+            _warn(await writing.add_silence(connected.link, silence))
+        except jetstream.Refused as error:
+            return output.fail("silence", f"NATS refused the silence: {error}", code=1)
     output.show(silence.id)
     return 0
 
 
 async def _expire(silence_id: str, url: str | None) -> int:
     async with events.connect("silence", url) as connected:
-        by_id = await _read_silences(connected)
-        if silence_id not in by_id:
-            return output.fail("silence", f"there is no silence {silence_id}")
-        await _write(connected, by_id[silence_id].expired(datetime.now(UTC)))
+        silence, unreadable = await writing.expire_silence(
+            connected.link, silence_id, datetime.now(UTC)
+        )
+    _warn(unreadable)
+    if silence is None:
+        return output.fail("silence", f"there is no silence {silence_id}")
     return 0
 
 
 async def _list_silences(url: str | None, *, everything: bool, as_json: bool) -> int:
     async with events.connect("silence", url) as connected:
-        by_id = await _read_silences(connected)
+        by_id, unreadable = await writing.read_silences(connected.link)
+    _warn(unreadable)
     now = datetime.now(UTC)
     shown = sorted(
         (silence for silence in by_id.values() if everything or now < silence.ends_at),
@@ -150,22 +141,6 @@ async def _list_silences(url: str | None, *, everything: bool, as_json: bool) ->
     return 0
 
 
-async def _write(connected: bus.Bus, silence: matching.Silence) -> None:
-    await storage.put(
-        connected.link, streams.SILENCES, silence.id, matching.encode_silence(silence)
-    )
-
-
-async def _read_silences(connected: bus.Bus) -> dict[str, matching.Silence]:
-    """Return the silences by id; report unreadable silences."""
-    by_id = {}
-    async for change in storage.follow(connected.link, streams.SILENCES):
-        if change is None:
-            break
-        key, value = change
-        if value:
-            try:
-                by_id[key] = matching.decode_silence(value)
-            except matching.MalformedSilence as error:
-                output.warn("silence", f"silence {key} cannot be read: {error}")
-    return by_id
+def _warn(unreadable: Mapping[str, str]) -> None:
+    for key, problem in unreadable.items():
+        output.warn("silence", f"silence {key} cannot be read: {problem}")

@@ -1,169 +1,18 @@
-"""Pure: the fleet as the health service sees it: decodes and shows its `/state`.
-
-The command does not import services, so it defines its own structs. Missing keys have defaults and
-unknown keys are ignored, so that an older command can read the state of a newer service.
-"""
+"""Pure: shows the fleet as the health service sees it, for people and for programs."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Final
 
-import msgspec
-
-from muster import vocabulary, wording
+from muster import matching, vocabulary, wording
 from muster.cli import texts
+from muster.fleet import health_state, usage
 
-_WELL: Final = frozenset({vocabulary.Verdict.HEALTHY.value, vocabulary.Verdict.MAINTENANCE.value})
 UNKNOWN: Final = "UNKNOWN"
 """Shown for a plugin that has no verdict yet."""
 
 _SHOWN_MAX: Final = 200
-_ADVISORIES_FINE: Final = frozenset({"", "they come", "received"})
-_RANK: Final = {severity.value: rank for rank, severity in enumerate(vocabulary.Severity)}
-
-
-class Evidence(msgspec.Struct, frozen=True, kw_only=True):
-    """One observation and its source."""
-
-    source: str = ""
-    observed: str = ""
-
-
-class Alert(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One firing alert."""
-
-    node: str = ""
-    plugin: str = ""
-    kind: str = ""
-    severity: str = ""
-    summary: str = ""
-    starts_at: datetime | None = None
-    resource: str = ""
-    devices: tuple[str, ...] = ()
-    devices_total: int = 0
-    pods: tuple[str, ...] = ()
-    pods_total: int = 0
-    evidence: tuple[Evidence, ...] = ()
-    advice: str = ""
-    runbook: str = ""
-
-
-class Device(msgspec.Struct, frozen=True, kw_only=True):
-    """A faulty device."""
-
-    kind: str = ""
-    resource: str = ""
-    device: str = ""
-    why: str = ""
-
-
-class Plugin(msgspec.Struct, frozen=True, kw_only=True):
-    """One plugin on one node; ages are in seconds on health's clock."""
-
-    node: str
-    plugin: str
-    state: str = ""
-    verdict: str | None = None
-    since: datetime | None = None
-    rule: str = ""
-    evidence: tuple[Evidence, ...] = ()
-    evidence_age_s: float | None = None
-    instance: str = ""
-    interval_s: float = 0.0
-    beat_age_s: float | None = None
-    clock_skew_s: float = 0.0
-    is_expected: bool = msgspec.field(default=False, name="expected")
-    is_suspended: bool = msgspec.field(default=False, name="frozen")
-    resources: tuple[str, ...] = ()
-    devices: dict[str, int] = msgspec.field(default_factory=dict)
-    allocatable: dict[str, int] = msgspec.field(default_factory=dict)
-    """How many of the devices pods may use, according to the node's status."""
-    unhealthy: tuple[Device, ...] = ()
-    mounts: int = 0
-    """The number of FUSE mounts in its inventory."""
-    problems: tuple[str, ...] = ()
-    alerts: tuple[Alert, ...] = ()
-    watched: str = ""
-    """The resource or driver of a watched plugin; the next fields are set only for watched plugins.
-    """
-    agent: str = ""
-    """The plugin that observes the watched plugin."""
-    is_observed: bool = msgspec.field(default=True, name="observed")
-    finding: str = ""
-    text: str = ""
-    socket: str = ""
-    expected_devices: int | None = None
-    allocated: int | None = None
-    process: str = ""
-
-    @property
-    def name(self) -> str:
-        """Return the name for people; for a watched plugin, its resource or driver."""
-        return f"{self.watched} (watched)" if self.watched else self.plugin
-
-    def is_named(self, name: str) -> bool:
-        """Return whether `name` is the name of the plugin or of one of its resources."""
-        return name in {self.plugin, self.watched, *self.resources}
-
-    def count(self, resource: str) -> str:
-        """Return how many devices of a resource there are; `0 of 20` if pods may not use all."""
-        count = self.devices[resource]
-        usable = self.allocatable.get(resource, count)
-        return f"{usable} of {count}" if usable < count else str(count)
-
-    @property
-    def is_well(self) -> bool:
-        """Whether the plugin has no problem to show."""
-        return self.verdict in _WELL and not (self.alerts or self.is_suspended or self.problems)
-
-
-class Fleet(msgspec.Struct, frozen=True, kw_only=True):
-    """The state of the whole fleet; alerts about `held` plugins are delayed by the rate limit."""
-
-    alerts: tuple[Alert, ...] = ()
-    mass_failures: int = msgspec.field(default=0, name="storms")
-    suspects: int = 0
-    held: int = 0
-
-
-class Service(msgspec.Struct, frozen=True, kw_only=True):
-    """The health service itself; `revision` is its term if it leads."""
-
-    revision: int | None = msgspec.field(default=None, name="leads")
-    leader: str | None = None
-    is_disconnected: bool = msgspec.field(default=False, name="blind")
-    advisories: str = ""
-    publishing_problem: str = msgspec.field(default="", name="telling")
-    notified: str = ""
-    """Why alerts may reach nobody."""
-    notifier_alerts: tuple[Alert, ...] = ()
-    """The alerts that the notifier itself raises."""
-    cluster: str | dict[str, str] = ""
-
-
-class State(msgspec.Struct, frozen=True, kw_only=True):
-    """The content of `/state`."""
-
-    plugins: tuple[Plugin, ...]
-    fleet: Fleet
-    service: Service
-
-    @property
-    def alerts(self) -> list[Alert]:
-        """Return all firing alerts, the most urgent first, then the oldest."""
-        of_plugins = (alert for plugin in self.plugins for alert in plugin.alerts)
-        return sorted(
-            [*self.fleet.alerts, *self.service.notifier_alerts, *of_plugins], key=_urgency
-        )
-
-
-def decode(body: bytes) -> State:
-    """Decode `/state`. Raises ValueError if it is invalid."""
-    try:
-        return msgspec.json.decode(body, type=State)
-    except (msgspec.MsgspecError, RecursionError) as error:
-        raise ValueError(str(error)) from None
 
 
 def at(time: datetime | None) -> str:
@@ -171,29 +20,14 @@ def at(time: datetime | None) -> str:
     return "-" if time is None else f"{time.astimezone():%Y-%m-%d %H:%M:%S}"
 
 
-def caveats(state: State) -> list[str]:
-    """Return the reasons why the state is incomplete or out of date."""
-    service = state.service
-    notes = []
-    if service.is_disconnected:
-        notes.append("health is disconnected from NATS; this is what it last received")
-    if service.revision is None:
-        leader = service.leader or "unknown"
-        notes.append(f"this health service is not the leader ({leader}); alerts are the leader's")
-    if state.fleet.mass_failures:
-        notes.append("mass failure: many plugins went silent together; verdicts are suspended")
-    notes += [service.publishing_problem] if service.publishing_problem else []
-    notes += [service.notified] if service.notified else []
-    if service.advisories not in _ADVISORIES_FINE:
-        notes.append(f"connections: {service.advisories}")
-    if isinstance(service.cluster, str):
-        notes += [f"Kubernetes: {service.cluster}"] if service.cluster else []
-    else:
-        notes += [f"Kubernetes: {what}: {why}" for what, why in sorted(service.cluster.items())]
-    return [texts.plain(note) for note in notes]
+Silences = Mapping[str, matching.Silence]
+"""The silence of each silenced alert, by fingerprint."""
+_NO_SILENCES: Final[Silences] = {}
 
 
-def summary(state: State, *, source: str, everything: bool) -> dict[str, object]:
+def summary(
+    state: health_state.State, *, source: str, everything: bool, silences: Silences = _NO_SILENCES
+) -> dict[str, object]:
     """Return the state as one object for programs; healthy plugins only with `everything`."""
     shown = [plugin for plugin in state.plugins if everything or not plugin.is_well]
     return {
@@ -206,18 +40,26 @@ def summary(state: State, *, source: str, everything: bool) -> dict[str, object]
         "storms": state.fleet.mass_failures,
         "held": state.fleet.held,
         "alerts": state.alerts,
+        "silenced": silences,
         "plugins": sorted(shown, key=_position),
     }
 
 
-def lines(state: State, *, source: str, everything: bool) -> list[str]:
-    """Return the state for people."""
+def lines(
+    state: health_state.State,
+    *,
+    source: str,
+    everything: bool,
+    now: datetime | None = None,
+    silences: Silences = _NO_SILENCES,
+) -> list[str]:
+    """Return the state for people; `now` is when health answered."""
     most = None if everything else _SHOWN_MAX
     shown = sorted((p for p in state.plugins if everything or not p.is_well), key=_position)
-    text = _overview(state, source)
+    text = _overview(state, source, len(silences))
     if shown:
         names = ("NODE", "PLUGIN", "VERDICT", "SINCE", "DEVICES", "ALERTS")
-        text += _table(names, [_row(plugin) for plugin in shown], most)
+        text += _table(names, [_row(plugin, now) for plugin in shown], most)
     elif state.plugins and all(p.verdict == vocabulary.Verdict.HEALTHY for p in state.plugins):
         count = len(state.plugins)
         healthy = f"all {count} plugins are" if count > 1 else "the only plugin is"
@@ -226,7 +68,11 @@ def lines(state: State, *, source: str, everything: bool) -> list[str]:
     if reported:
         text += _table(("NODE", "PLUGIN", "PROBLEM"), reported, most)
     if state.alerts:
-        alerts = [(at(a.starts_at), a.severity, a.kind, a.summary) for a in state.alerts]
+        loud_first = sorted(state.alerts, key=lambda alert: alert.fingerprint in silences)
+        alerts = [
+            (at(a.starts_at), a.severity, a.kind, _said(a, now, silences.get(a.fingerprint)))
+            for a in loud_first
+        ]
         text += _table(("FIRING SINCE", "SEVERITY", "KIND", "SUMMARY"), alerts, most)
     return text
 
@@ -238,7 +84,7 @@ def _table(names: Sequence[str], rows: Sequence[Sequence[str]], most: int | None
     return ["", *texts.aligned([names, *rows[:most]]), *more]
 
 
-def _overview(state: State, source: str) -> list[str]:
+def _overview(state: health_state.State, source: str, silenced: int) -> list[str]:
     nodes = wording.counted(len({plugin.node for plugin in state.plugins}), "node")
     counted = ", ".join(f"{count} {verdict}" for verdict, count in _verdicts(state)) or "none"
     fleet = state.fleet
@@ -250,35 +96,40 @@ def _overview(state: State, source: str) -> list[str]:
     failures = wording.counted(fleet.mass_failures, "mass failure")
     return [
         f"health    {texts.plain(source)}",
-        *(f"  note    {note}" for note in caveats(state)),
+        *(f"  note    {note}" for note in state.caveats()),
         f"plugins   {len(state.plugins)} on {nodes}: {counted}",
         f"suspects  {fleet.suspects} silent, {failures}",
-        f"alerts    {len(state.alerts)} firing{held}",
+        f"alerts    {len(state.alerts)} firing{f', {silenced} silenced' if silenced else ''}{held}",
     ]
 
 
-def _verdicts(state: State) -> list[tuple[str, int]]:
+def _verdicts(state: health_state.State) -> list[tuple[str, int]]:
     names = sorted(texts.plain(plugin.verdict or UNKNOWN) for plugin in state.plugins)
     return Counter(names).most_common()
 
 
-def _row(plugin: Plugin) -> tuple[str, str, str, str, str, str]:
-    devices = ", ".join(f"{name} {plugin.count(name)}" for name in sorted(plugin.devices))
+def _said(alert: health_state.Alert, now: datetime | None, silence: matching.Silence | None) -> str:
+    """Return an alert's summary, after what else a reader must know about it."""
+    quiet = f"[silenced {silence.text()}] " if silence else ""
+    recovering = f"[{alert.recovery.text(now)}] " if alert.recovery else ""
+    return f"{quiet}{recovering}{alert.summary}"
+
+
+def _row(plugin: health_state.Plugin, now: datetime | None) -> tuple[str, str, str, str, str, str]:
+    devices = ", ".join(
+        f"{name} {usage.of_plugin(plugin, name)}" for name in sorted(plugin.devices)
+    )
     if plugin.mounts:
         counted = f"{plugin.mounts} FUSE mount{'s' if plugin.mounts > 1 else ''}"
         devices = f"{devices}, {counted}" if devices else counted
     faulty = f"; {len(plugin.unhealthy)} faulty" if plugin.unhealthy else ""
     verdict = f"{plugin.verdict or UNKNOWN}{' (suspended)' if plugin.is_suspended else ''}"
     verdict += "" if plugin.is_observed else " (not observed)"
+    verdict += f" ({plugin.recovery.text(now)})" if plugin.recovery else ""
     kinds = ", ".join(sorted({alert.kind for alert in plugin.alerts})) or "-"
     devices = f"{devices or '-'}{faulty}"
     return (plugin.node, plugin.name, verdict, at(plugin.since), devices, kinds)
 
 
-def _position(plugin: Plugin) -> tuple[bool, str, str]:
+def _position(plugin: health_state.Plugin) -> tuple[bool, str, str]:
     return (plugin.is_well, plugin.node, plugin.plugin)
-
-
-def _urgency(alert: Alert) -> tuple[int, str, str, str]:
-    started = alert.starts_at.isoformat() if alert.starts_at else ""
-    return (_RANK.get(alert.severity, len(_RANK)), started, alert.node, alert.kind)

@@ -1,146 +1,138 @@
-"""Adapter: the terminal: `muster up` runs all of muster on this machine and shows what happens."""
+"""Adapter: the terminal: `muster up` runs all of muster on this machine and shows the events."""
 
 import asyncio
 import collections
 import os
 import signal
 import sys
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Final
+from typing import Annotated, Final
 
 import cyclopts
-import rich.console
-import rich.live
-import rich.table
-from rich.console import Group
+from cyclopts import Parameter
 
-from muster import codec, vocabulary
-from muster.cli import events, output
-from muster.local import nats, processes, stack
+from muster import codec, commands
+from muster.cli import events, output, top, top_rows
+from muster.local import nats, processes, running, stack
 from muster.service import runtime
 
 app = cyclopts.App(name="up")
 
-_REDRAW_S: Final = 0.25
-_HEALTHY: Final = {"", vocabulary.Verdict.HEALTHY, vocabulary.Verdict.MAINTENANCE}
-_EVENTS_MIN: Final = 3
-_FRAME_LINES: Final = 11
-_RECENT_MAX: Final = 12
+_KEPT_MAX: Final = 100
+"""The number of lines that wait for the page."""
 
 
 @app.default
-def up(*, plain: output.Flag = False) -> int:
+def up(
+    *,
+    nodes: Annotated[int, Parameter(show_default=False)] = len(stack.NODES),
+    gpus: Annotated[int | None, Parameter(show_default=False)] = None,
+    port: Annotated[int | None, Parameter(show_default=False)] = None,
+    plain: output.Flag = False,
+) -> int:
     """Run all of muster on this machine until Ctrl-C: NATS, services, simulated nodes.
 
     Parameters
     ----------
+    nodes
+        Number of simulated nodes, node-a to node-t: 1 to 20; by default 3. A node takes about
+        100 MB of memory.
+    gpus
+        Number of GPUs of each node: 1 to 16; by default 8, 4 and 2.
+    port
+        First port of the addresses: the console has it, NATS the next one, and all other
+        programs the ports after these. By default NATS has 4222, and the others have free ports.
     plain
-        Print one line per event instead of a live view.
+        Print one line per event instead of the page of `muster top`.
 
     """
+    for option, value, smallest, largest in (
+        ("--nodes", nodes, 1, stack.NODES_MAX),
+        ("--gpus", gpus, 1, stack.GPUS_MAX),
+        ("--port", port, *stack.PORTS),
+    ):
+        if value is not None and not smallest <= value <= largest:
+            return output.fail("up", f"{option} {value}: use a number from {smallest} to {largest}")
     # closing the terminal has the same effect as Ctrl-C
     signal.signal(signal.SIGHUP, lambda *_: signal.raise_signal(signal.SIGTERM))
+    lines = Lines()
+    wanted = stack.Stack(
+        show=lines.show,
+        restart=True,
+        has_console=commands.missing("console") is None,
+        nodes=stack.nodes(nodes, gpus),
+        port=port,
+        nats_url=os.environ.get("NATS_URL"),
+    )
     try:
-        asyncio.run(runtime.run(_up(plain=plain)))
+        with events.outages_hidden("up" if plain else None, everything=True):
+            asyncio.run(runtime.run(_up(wanted, lines, plain=plain)))
     except (nats.NatsUnavailable, processes.ProgramFailed) as error:
         return output.fail("up", str(error), code=1)
     output.show("everything has stopped")
     return 0
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One resource of one node, ready to be shown."""
+class Lines:
+    """Prints the lines of a stack; while the page is open, keeps them for the page."""
 
-    node: str
-    resource: str
-    healthy: int
-    devices: int
-    allocated: int
-    verdict: str
-    problem: str
+    def __init__(self) -> None:
+        self.is_page_open = False
+        self._kept: collections.deque[str] = collections.deque(maxlen=_KEPT_MAX)
+
+    def show(self, line: str) -> None:
+        """Print a line, unless the page is open, and keep it."""
+        self._kept.append(line)
+        if not self.is_page_open:
+            output.show(line)
+
+    def take(self) -> list[str]:
+        """Return the kept lines, and forget them."""
+        kept = list(self._kept)
+        self._kept.clear()
+        return kept
 
 
-@dataclass(slots=True)
-class Fleet:
-    """The current state of a fleet, from its messages; messages of one node arrive in order."""
+async def _up(wanted: stack.Stack, lines: Lines, *, plain: bool) -> None:
+    output.show("starting muster on this machine; Ctrl-C stops it")
+    for directory in running.remove_left_over():
+        output.show(f"removed {directory}, left over from a killed run")
+    started = datetime.now(UTC)
+    try:
+        async with wanted:
+            lines.show(f"settings, logs  {wanted.directory}")
+            lines.show(f"events          {sys.argv[0]} events")
+            lines.show(f"faults          {sys.argv[0]} break")
+            if top.is_terminal() and not plain:
+                await _show_page(wanted, lines)
+            else:
+                await _print_events(wanted.nats_url, started)
+    finally:
+        output.show("stopping everything")
 
-    verdicts: dict[tuple[str, str], vocabulary.VerdictChanged] = field(default_factory=dict)
-    heartbeats: dict[tuple[str, str], vocabulary.Heartbeat] = field(default_factory=dict)
-    alerts: dict[str, vocabulary.AlertChanged] = field(default_factory=dict)
-    recent: collections.deque[codec.CloudEvent] = field(
-        default_factory=lambda: collections.deque(maxlen=_RECENT_MAX)
-    )
 
-    async def receive(self, message: events.Message) -> None:
-        """Update the state from an event or a heartbeat."""
-        if isinstance(message, vocabulary.Heartbeat):
-            self.heartbeats[message.node, message.plugin] = message
-            return
-        self.recent.append(message)
-        match message.data:
-            case vocabulary.VerdictChanged() as verdict:
-                self.verdicts[verdict.node, verdict.plugin] = verdict
-            case vocabulary.AlertChanged(state=vocabulary.AlertState.FIRING) as alert:
-                self.alerts[alert.fingerprint] = alert
-            case vocabulary.AlertChanged() as alert:
-                self.alerts.pop(alert.fingerprint, None)
-            case _:
-                pass
+async def _show_page(wanted: stack.Stack, lines: Lines) -> None:
+    """Show the page of `muster top` until the user closes it."""
 
-    def rows(self) -> list[Row]:
-        """Return the rows by node, plugin and resource name."""
+    def processes() -> list[top_rows.Process]:
         return [
-            self._row(heartbeat, resource)
-            for _, heartbeat in sorted(self.heartbeats.items())
-            for resource in heartbeat.resources
+            top_rows.Process(
+                name=program.name,
+                pid=program.pid,
+                address=program.http or wanted.nats_url,
+                restarts=program.restarts,
+                problem=program.problem,
+                log=program.log,
+            )
+            for program in wanted.programs()
         ]
 
-    def firing(self) -> list[vocabulary.AlertChanged]:
-        """Return the firing alerts, oldest first."""
-        return sorted(self.alerts.values(), key=lambda alert: (alert.starts_at, alert.fingerprint))
-
-    def _row(self, heartbeat: vocabulary.Heartbeat, resource: vocabulary.ResourceBeat) -> Row:
-        verdict = self.verdicts.get((heartbeat.node, heartbeat.plugin))
-        unhealthy = resource.devices - resource.healthy
-        return Row(
-            node=heartbeat.node,
-            resource=resource.name,
-            healthy=resource.healthy,
-            devices=resource.devices,
-            allocated=resource.allocated,
-            verdict=verdict.verdict if verdict else "",
-            problem=resource.problem or (f"{unhealthy} Unhealthy" if unhealthy else ""),
-        )
-
-
-async def _up(*, plain: bool) -> None:
-    output.show("starting muster on this machine; Ctrl-C stops it")
-    console, show = output.console(), output.show
-    started = datetime.now(UTC)
-    running = stack.Stack(show=show, restart=True, nats_url=os.environ.get("NATS_URL"))
+    lines.is_page_open = True
     try:
-        async with running:
-            show(f"settings, logs  {running.directory}")
-            show(f"events          {sys.argv[0]} events --url {running.nats_url}")
-            if console.is_terminal and not plain:
-                await _draw(console, running.nats_url, started)
-            else:
-                await _print_events(running.nats_url, started)
+        local = top.Local(processes=processes, lines=lines.take, about=lines.take())
+        await top.show([wanted.http("health")], wanted.nats_url, local=local)
     finally:
-        show("stopping everything")
-
-
-async def _draw(console: rich.console.Console, url: str, since: datetime) -> None:
-    """Redraw the tables several times a second."""
-    fleet = Fleet()
-    async with events.subscribe_all(url, fleet.receive, since=since) as connected:
-        with rich.live.Live(console=console, auto_refresh=False, transient=True) as live:
-            while True:
-                is_connected, height = connected.link.is_connected, console.height
-                live.update(view(fleet, is_connected=is_connected, height=height), refresh=True)
-                await asyncio.sleep(_REDRAW_S)
+        lines.is_page_open = False
 
 
 async def _print_events(url: str, since: datetime) -> None:
@@ -151,36 +143,3 @@ async def _print_events(url: str, since: datetime) -> None:
             message = await messages.get()
             if isinstance(message, codec.CloudEvent):
                 output.show(events.event_line(message))
-
-
-def view(fleet: Fleet, *, is_connected: bool, height: int) -> Group:
-    """Return the fleet as tables, with as many of the newest events as fit into `height` lines.
-
-    Without a connection to NATS, the view is marked as out of date.
-    """
-    nodes = rich.table.Table("node", "resource", "devices", "in use", "verdict", "problem")
-    for row in fleet.rows():
-        colour = "green" if row.verdict in _HEALTHY and row.healthy == row.devices else "red"
-        nodes.add_row(
-            output.styled(row.node),
-            output.styled(row.resource),
-            output.styled(f"{row.healthy}/{row.devices}", colour),
-            str(row.allocated),
-            output.styled(row.verdict or "-", "green" if row.verdict in _HEALTHY else "red"),
-            output.styled(row.problem),
-        )
-    alerts = rich.table.Table("firing since", "severity", "summary", title_justify="left")
-    for alert in fleet.firing():
-        alerts.add_row(
-            f"{alert.starts_at.astimezone():%H:%M:%S}",
-            alert.severity,
-            output.styled(alert.summary),
-        )
-    if not fleet.alerts:
-        alerts.add_row("-", "-", "none")
-    banner = output.styled("" if is_connected else "disconnected from NATS: out of date", "red")
-    left = max(_EVENTS_MIN, height - nodes.row_count - alerts.row_count - _FRAME_LINES)
-    newest = "\n".join(events.event_line(event) for event in list(fleet.recent)[-left:])
-    recent = output.styled(newest, "dim")
-    recent.no_wrap, recent.overflow = True, "ellipsis"
-    return Group(banner, nodes, alerts, recent)

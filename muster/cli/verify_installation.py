@@ -35,7 +35,7 @@ _BEFORE: Final = timedelta(minutes=1)
 
 
 class Failed(Exception):
-    """A test failed; the text says why."""
+    """A test failed; the message gives the reason."""
 
 
 def main() -> int:
@@ -165,7 +165,7 @@ def _example(leader: int) -> vocabulary.AlertChanged:
         summary="this is a test message from helm test",
         starts_at=now,
         evidence=(vocabulary.Evidence(source="helm", observed="somebody ran helm test"),),
-        runbook=f"{muster.RUNBOOKS_URL}README.md",
+        runbook=f"{muster.RUNBOOKS_URL}index.html",
         leader=leader,
     )
 

@@ -1,24 +1,23 @@
 """Pure: shows the state of one node as the health service sees it, and its last events."""
 
-from collections.abc import Iterable, Sequence
+import collections
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Final
 
 import msgspec
 
-from muster import codec, vocabulary
-from muster.cli import status, texts
+from muster import codec, matching, vocabulary
+from muster.cli import event_texts, status, texts
+from muster.fleet import health_state, usage
 from muster.service import validation
 
 _HEALTHY: Final = vocabulary.Verdict.HEALTHY.value
 _CHANGES_MAX: Final = 30
-_LINE_MAX: Final = 400
 _MOUNTS_MAX: Final = 100
 _EVENTS_MAX: Final = 10_000
 """The number of events that `muster.events` can order; later events are not received."""
 _CUT: Final = "  later changes are omitted (too many); use a later --since"
-_PERIODIC: Final = (vocabulary.InventoryReported, vocabulary.WatchdogTicked)
-"""Events that are repeated periodically, even without a change."""
 
 
 class NodeView(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,7 +26,7 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     node: str
     source: str | None
     """The URL of health."""
-    state: status.State | None
+    state: health_state.State | None
     events: Sequence[codec.CloudEvent] | None
     since: str
     """The start of the events, as the user wrote it."""
@@ -35,35 +34,48 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     """When health answered."""
     only: str | None = None
     """The only plugin or resource to show."""
+    silences: Mapping[str, matching.Silence] = {}
+    """The silence of each silenced alert, by fingerprint."""
 
     @property
-    def plugins(self) -> list[status.Plugin]:
+    def plugins(self) -> list[health_state.Plugin]:
         """Return the plugins of the node, or only the requested plugin."""
         only = self.only
         shown = (p for p in self.all_plugins if only is None or p.is_named(only))
         return sorted(shown, key=lambda p: (bool(p.watched), p.name))
 
     @property
-    def all_plugins(self) -> list[status.Plugin]:
+    def all_plugins(self) -> list[health_state.Plugin]:
         """Return all plugins of the node."""
         of_fleet = self.state.plugins if self.state else ()
         return [plugin for plugin in of_fleet if plugin.node == self.node]
 
     @property
-    def alerts(self) -> list[status.Alert]:
+    def alerts(self) -> list[health_state.Alert]:
         """Return the alerts about the node itself, not about a plugin."""
         of_fleet = self.state.fleet.alerts if self.state else ()
         return [alert for alert in of_fleet if alert.node == self.node]
 
     @property
     def changes(self) -> list[codec.CloudEvent]:
-        """Return the last changes, the newest last."""
-        changes = [
-            event
-            for event in self.events or ()
-            if not isinstance(event.data, _PERIODIC) and self._is_shown(event.data)
-        ]
-        return changes[-_CHANGES_MAX:]
+        """Return the last changes, the newest last; see `counted_changes`."""
+        return [event for event, _ in self.counted_changes]
+
+    @property
+    def counted_changes(self) -> list[tuple[codec.CloudEvent, int]]:
+        """Return the last changes, of each repeated failure to notify only the newest, counted."""
+        newest: dict[object, codec.CloudEvent] = {}
+        times: collections.Counter[object] = collections.Counter()
+        for event in reversed(self.events or ()):
+            if isinstance(event.data, event_texts.PERIODIC) or not self._is_shown(event.data):
+                continue
+            key: object = event.id
+            if isinstance(failed := event.data, vocabulary.NotificationFailed):
+                key = failed.receiver, failed.group, failed.reason, failed.outcome
+            newest.setdefault(key, event)
+            times[key] += 1
+        changes = [(event, times[key]) for key, event in newest.items()]
+        return changes[:_CHANGES_MAX][::-1]
 
     def _is_shown(self, event: vocabulary.Event) -> bool:
         if self.only is None:
@@ -134,8 +146,8 @@ def unknown_name(view: NodeView) -> str:
     near = validation.near(view.node, names)
     name = validation.key_name(view.node)
     # with several fleets on a machine, the wrong one may have answered
-    asked = f"; asked health at {texts.plain(view.source)}" if view.source else ""
-    return f"no plugin and no event from node {name}{'; ' if near else ''}{near}{asked}"
+    source = f"; according to health at {texts.plain(view.source)}" if view.source else ""
+    return f"no plugin and no event from node {name}{'; ' if near else ''}{near}{source}"
 
 
 def report(view: NodeView) -> dict[str, object]:
@@ -143,8 +155,9 @@ def report(view: NodeView) -> dict[str, object]:
     return {
         "node": view.node,
         "health": view.source,
-        "caveats": status.caveats(view.state) if view.state else None,
+        "caveats": view.state.caveats() if view.state else None,
         "alerts": view.alerts if view.state else None,
+        "silenced": view.silences,
         "plugins": view.plugins if view.state else None,
         "fuse_mounts": view.mounts,
         "pods": [{"pod": pod, "told": reason} for pod, reason in view.pods],
@@ -160,15 +173,19 @@ def lines(view: NodeView) -> list[str]:
     text: list[str] = []
     if view.state is not None:
         text.append(f"health    {texts.plain(view.source or '')}")
-        text += [f"  note    {note}" for note in status.caveats(view.state)]
+        text += [f"  note    {note}" for note in view.state.caveats()]
         if not view.plugins:
-            text += ["", f"{texts.plain(view.node)}: health knows of no plugin on this node"]
+            text += ["", f"{texts.plain(view.node)}: health tracks no plugin on this node"]
         for alert in view.alerts:
-            text += ["", *_alert(alert, ())]
+            text += ["", *alert_lines(alert, view=view)]
         for plugin in view.plugins:
-            text += ["", *_plugin(plugin, view.now)]
+            text += ["", *_plugin(plugin, view)]
     if view.mounts:
-        text += ["", "FUSE mounts", *(f"  {_mount(mount)}" for mount in view.mounts[:_MOUNTS_MAX])]
+        text += [
+            "",
+            "FUSE mounts",
+            *(f"  {event_texts.mount_text(mount)}" for mount in view.mounts[:_MOUNTS_MAX]),
+        ]
         more = len(view.mounts) - _MOUNTS_MAX
         text += [f"  and {more} more; --json has them all"] if more > 0 else []
     if view.pods:
@@ -177,13 +194,18 @@ def lines(view: NodeView) -> list[str]:
     if view.events is not None:
         start = "last" if isinstance(texts.since(view.since), timedelta) else "since"
         text += ["", f"last changes ({start} {texts.plain(view.since)})"]
-        text += [f"  {status.at(event.time)}  {_change(event)}" for event in view.changes]
+        text += [
+            f"  {status.at(event.time)}  {event_texts.change_text(event)}"
+            + (f" ({count} times)" if count > 1 else "")
+            for event, count in view.counted_changes
+        ]
         text += [] if view.changes else ["  none"]
         text += [_CUT] if view.is_cut else []
     return text[1:] if text[:1] == [""] else text
 
 
-def _plugin(plugin: status.Plugin, now: datetime | None) -> Iterable[str]:
+def _plugin(plugin: health_state.Plugin, view: NodeView) -> Iterable[str]:
+    now = view.now
     verdict = plugin.verdict or status.UNKNOWN
     rule = f" ({plugin.rule})" if plugin.rule else ""
     since = status.at(plugin.since)
@@ -193,14 +215,17 @@ def _plugin(plugin: status.Plugin, now: datetime | None) -> Iterable[str]:
     else:
         yield f"  heartbeat  {_heartbeat(plugin)}"
     if plugin.is_suspended:
-        yield "  suspended  many plugins went silent together: no verdict until this ends"
+        yield "  suspended  many plugins became silent at the same time: no verdict until this ends"
+    if plugin.recovery is not None:
+        yield f"  recovering {_recovery(plugin.recovery, now)}"
     dated = _evidence_time(plugin, now)
     for evidence in plugin.evidence:
-        yield f"  evidence   {dated}{texts.plain(f'{evidence.source}: {evidence.observed}')}"
+        past = "past, " if evidence in plugin.past else ""
+        yield f"  evidence   {past}{dated}{texts.plain(f'{evidence.source}: {evidence.observed}')}"
     for name in sorted({*plugin.resources, *plugin.devices}):
         # every heartbeat counts the devices of each resource that has any
         if name in plugin.devices or plugin.beat_age_s is None:
-            count = plugin.count(name) if name in plugin.devices else "not reported"
+            count = usage.of_plugin(plugin, name) if name in plugin.devices else "not reported"
             yield f"  devices    {texts.plain(name)}: {count}"
     for problem in plugin.problems:
         yield f"  problem    {texts.plain(problem)}"
@@ -208,10 +233,10 @@ def _plugin(plugin: status.Plugin, now: datetime | None) -> Iterable[str]:
         fault = f"{device.resource} {device.device}: {device.kind}: {device.why}"
         yield f"  faulty     {texts.plain(fault)}"
     for alert in plugin.alerts:
-        yield from _alert(alert, plugin.evidence)
+        yield from alert_lines(alert, plugin.evidence, view=view)
 
 
-def _observation(plugin: status.Plugin) -> Iterable[str]:
+def _observation(plugin: health_state.Plugin) -> Iterable[str]:
     """Return the observations of a plugin that muster does not run."""
     by = plugin.agent or "the Kubernetes API alone"
     silent = f"not now, because {by} is silent; the last observation follows"
@@ -237,22 +262,24 @@ def _changed(
     return msgspec.structs.replace(mount, conditions=tuple(sorted(conditions)))
 
 
-def _mount(mount: vocabulary.FuseMount, *, has_state: bool = True) -> str:
-    """Return a mount as text; a change is shown without its state, which may have changed since."""
-    place = f" on {mount.mount_point}" if mount.mount_point else ""
-    state = f": {', '.join(mount.conditions) or 'works'}" if has_state else ""
-    program = " ".join(filter(None, (mount.subtype, mount.source))) or "FUSE"
-    user = f"user {mount.user_id}, connection {mount.connection}"
-    return texts.plain(f"{mount.pod}: {program}{place}{state} ({user})")
-
-
-def _alert(alert: status.Alert, shown: Sequence[status.Evidence]) -> Iterable[str]:
+def alert_lines(
+    alert: health_state.Alert,
+    shown: Sequence[health_state.Evidence] = (),
+    *,
+    view: NodeView | None = None,
+) -> Iterable[str]:
     """Return an alert as text; evidence that is already shown is omitted."""
     since = status.at(alert.starts_at)
     text = f"{alert.severity} {alert.kind} since {since}: {alert.summary}"
     yield f"  alert      {texts.plain(text)}"
+    silence = view.silences.get(alert.fingerprint) if view else None
+    if silence is not None:
+        yield f"    silenced   {texts.plain(silence.text())}"
+    if alert.recovery is not None:
+        yield f"    recovering {_recovery(alert.recovery, view.now if view else None)}"
+    past = "past, " if alert.recovery else ""
     for evidence in alert.evidence if alert.evidence != shown else ():
-        yield f"    evidence   {texts.plain(f'{evidence.source}: {evidence.observed}')}"
+        yield f"    evidence   {past}{texts.plain(f'{evidence.source}: {evidence.observed}')}"
     if alert.pods_total > len(alert.pods):
         yield f"    pods       {alert.pods_total}; the first {len(alert.pods)} are named below"
     if alert.advice or alert.runbook:
@@ -260,7 +287,11 @@ def _alert(alert: status.Alert, shown: Sequence[status.Evidence]) -> Iterable[st
         yield f"    what to do {texts.plain(todo)}"
 
 
-def _heartbeat(plugin: status.Plugin) -> str:
+def _recovery(recovery: health_state.Recovery, now: datetime | None) -> str:
+    return recovery.text(now).removeprefix("recovering: ")
+
+
+def _heartbeat(plugin: health_state.Plugin) -> str:
     if plugin.beat_age_s is None:
         expected = "expected, but " if plugin.is_expected else ""
         return f"{expected}none since this health service started"
@@ -272,7 +303,7 @@ def _heartbeat(plugin: status.Plugin) -> str:
     return f"{age}; state {texts.plain(plugin.state)}{skew}"
 
 
-def _evidence_time(plugin: status.Plugin, now: datetime | None) -> str:
+def _evidence_time(plugin: health_state.Plugin, now: datetime | None) -> str:
     """Return the time of the evidence as text; empty if it is unknown or needs no mention."""
     if now is not None and plugin.evidence_age_s is not None and plugin.verdict != _HEALTHY:
         return f"at {(now - timedelta(seconds=plugin.evidence_age_s)).astimezone():%H:%M:%S}: "
@@ -281,33 +312,3 @@ def _evidence_time(plugin: status.Plugin, now: datetime | None) -> str:
     if plugin.since >= now - timedelta(seconds=plugin.beat_age_s):
         return ""
     return f"at {plugin.since.astimezone():%H:%M:%S}: "
-
-
-def _change(event: codec.CloudEvent) -> str:
-    match event.data:
-        case vocabulary.VerdictChanged() as change:
-            before = f"{change.previous} -> " if change.previous else ""
-            why = "; ".join(f"{item.source}: {item.observed}" for item in change.evidence)
-            name = change.watched or change.plugin
-            text = f"verdict {name}: {before}{change.verdict} ({change.rule}) {why}"
-        case vocabulary.AlertChanged() as change:
-            text = f"alert {change.state} {change.severity} {change.kind}: {change.summary}"
-        case vocabulary.RemediationDecided() as change:
-            text = f"restart {change.outcome} {change.pod}: {change.reason}"
-        case vocabulary.PluginObserved(watched=watched) as change:
-            what = "removed from the node" if change.gone else watched.finding
-            text = f"{event.type} {watched.name}: {what}"
-            text += f": {watched.text}" if watched.text else ""
-        case vocabulary.FuseMounted(mount=mount):
-            text = f"{event.type} {_mount(mount, has_state=False)}"
-        case vocabulary.FuseMountChanged(mount=mount) as change:
-            text = f"{event.type} {change.condition} {'begins' if change.holds else 'ends'}: "
-            text += f"{change.text}; {_mount(mount, has_state=False)}"
-        case vocabulary.DeviceAdded(device=device):
-            reason = f" {device.reason}" if device.reason else ""
-            text = f"{event.type} {device.resource} {device.id}: {device.health}{reason}"
-        case _:
-            # the time and the node are shown elsewhere
-            text = str(event).split(" ", 2)[2]
-    text = texts.plain(text.rstrip())
-    return text if len(text) <= _LINE_MAX else f"{text[: _LINE_MAX - 3]}..."

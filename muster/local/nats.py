@@ -39,7 +39,7 @@ accounts {{
 
 
 class NatsUnavailable(Exception):
-    """There is no nats-server, or it did not start; the text says what was tried."""
+    """There is no nats-server, or it did not start; the message lists the attempts."""
 
 
 def binary() -> Path:
@@ -86,6 +86,8 @@ class NatsServer:
         self._config = config
         self._before_exec = before_exec
         self._process: asyncio.subprocess.Process | None = None
+        self.log = directory / "nats.log"
+        self.addresses: dict[str, str] = {}
 
     async def __aenter__(self) -> Self:
         """Start the server."""
@@ -102,10 +104,15 @@ class NatsServer:
         assert self._process is not None, "not started"
         return self._process.pid
 
+    @property
+    def is_running(self) -> bool:
+        """Whether the process exists, suspended or not."""
+        return self._process is not None and self._process.returncode is None
+
     async def start(self) -> None:
         """Start, and return when clients can connect. Raises NatsUnavailable."""
         self._directory.mkdir(parents=True, exist_ok=True)
-        log = self._directory / "nats.log"
+        log = self.log
         log.unlink(missing_ok=True)
         config = self._config
         if config is None:

@@ -1,9 +1,9 @@
 """Adapter: processes: starts all of muster on this machine and removes it completely.
 
-It runs NATS, a Kubernetes API, a webhook receiver, three simulated nodes with a kubelet and a
-plugin each, and the three central services, all as real processes. One node offers this machine's
-own `/dev/fuse` besides simulated GPUs; the others offer only GPUs. The sockets, settings and logs
-are in one directory.
+It runs NATS, a Kubernetes API, a webhook receiver, simulated nodes with a kubelet and a plugin
+each, and the central services, all as real processes. One node offers this machine's own
+`/dev/fuse` besides simulated GPUs; the others offer only GPUs. The sockets, settings and logs are
+in one directory, together with a record of the processes (`running`).
 
 Heartbeats are sent every second and `group_wait` is half a second, so that a fault is reported
 within seconds; the defaults, for a cluster, are slower.
@@ -13,24 +13,30 @@ import asyncio
 import contextlib
 import os
 import shutil
+import socket
 import stat
-import tempfile
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Self
 
 import yaml
 
-from muster.local import nats, processes
+from muster.local import central_settings, nats, processes, running, supervision
 
 FUSE: Final = "smarter-devices/fuse"
 GPU: Final = "nvidia.com/gpu"
 PLUGIN: Final = "device-plugin"
 HEARTBEAT_S: Final = 1.0
-_RESTART_S: Final = (1.0, 30.0)
+NODES_MAX: Final = 20
+GPUS_MAX: Final = 16
+PORTS: Final = (1024, 65_400)
+"""The smallest and the largest port with which the ports of a stack can begin."""
+_NATS: Final = "nats-server"
+_FIXED: Final = ("console", _NATS, "kubernetes", "webhook", "health", "notifier", "labeler")
+_NODE_PORTS_FROM: Final = 10
 
-Settings = Mapping[str, object]
+Settings = central_settings.Settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +62,28 @@ NODES: Final = (
 )
 
 
+def nodes(count: int = len(NODES), gpus: int | None = None) -> tuple[Node, ...]:
+    """Return `count` nodes with `gpus` GPUs each (None: 8, 4, 2, and so on)."""
+    chosen = []
+    for index in range(count):
+        node = replace(NODES[index % len(NODES)], name=f"node-{chr(ord('a') + index)}")
+        node = replace(node, fuse=node.fuse and index == 0)
+        chosen.append(node if gpus is None else replace(node, gpus=gpus))
+    return tuple(chosen)
+
+
+def port_of(program: str, first: int, nodes: Sequence[Node]) -> int:
+    """Return the port of a program if the ports of the stack begin with `first`."""
+    if program in _FIXED:
+        return first + _FIXED.index(program)
+    kind, _, node = program.partition("-")
+    index = [node.name for node in nodes].index(node)
+    return first + _NODE_PORTS_FROM + 2 * index + ("kubelet", "plugin").index(kind)
+
+
 def kubernetes(kubeconfig: str, *more: str) -> processes.Program:
     """Return the stand-in for the Kubernetes API, with `more` options."""
-    options = ("--kubeconfig", kubeconfig, "--namespace", "muster", *more)
+    options = ("--kubeconfig", kubeconfig, "--namespace", "muster", "--schedule-pods", *more)
     return processes.Program("kubernetes", "muster.local.kubernetes", options)
 
 
@@ -90,42 +115,14 @@ def plugin_settings(
     }
 
 
-def health_settings(*, nats: str, kubeconfig: str) -> Settings:
-    """Return the settings of health; `patience_s` is 0, because here silence is always a fault."""
-    return {
-        "bus": {"url": nats},
-        "detection": {"patience_s": 0},
-        "cluster": {
-            "kubeconfig": kubeconfig,
-            "plugins": [{"plugin": PLUGIN, "nodes": {"kubernetes.io/os": "linux"}}],
-        },
-    }
-
-
-def labeler_settings(*, nats: str, kubeconfig: str) -> Settings:
-    """Return the settings of the labeler, which only suggests labels."""
-    return {"bus": {"url": nats}, "mode": "suggest", "kubernetes": {"kubeconfig": kubeconfig}}
-
-
-def notifier_settings(*, nats: str, webhook_url: str, reach: str = "loopback") -> Settings:
-    """Return the settings of the notifier, which notifies the console and the webhook stand-in."""
-    return {
-        "bus": {"url": nats},
-        "group_wait_s": 0.5,
-        "group_interval_s": 1.0,
-        "receivers": [
-            {"name": "console", "console": {}},
-            {"name": "webhook", "webhook": {"url": webhook_url, "reach": reach}},
-        ],
-    }
-
-
 class Stack:
     """Everything that `muster up` runs; an async context manager.
 
     `show` is called with one line for each event. NATS listens on `nats_port` if that is free; a
-    server at `nats_url` is used instead of a new server. With `restart`, a program that ends by
-    itself is started again with a growing delay, as Kubernetes would.
+    server at `nats_url` is used instead of a new server. All other programs listen on free ports.
+    With `port`, each program including NATS listens on the port that `port_of` names. With
+    `restart`, a program that ends by itself is started again. With `has_console`, the console runs,
+    too; its address is shown first.
     """
 
     def __init__(
@@ -133,9 +130,13 @@ class Stack:
         *,
         show: Callable[[str], None],
         restart: bool,
+        has_console: bool = False,
+        nodes: Sequence[Node] = NODES,
+        port: int | None = None,
         nats_url: str | None = None,
         nats_port: int = nats.DEFAULT_PORT,
     ) -> None:
+        self.nodes = tuple(nodes)
         self.processes: dict[str, processes.Process] = {}
         self.nats: nats.NatsServer | None = None
         self.nats_url = nats_url or ""
@@ -143,13 +144,22 @@ class Stack:
         self.fuse_simulated = False
         self._show = show
         self._restart = restart
+        self._has_console = has_console
+        self._addresses: list[str] = []
+        """The lines that name addresses, shown when everything has started."""
+        self._port = port
         self._nats_port = nats_port
-        self._restarters: list[asyncio.Task[None]] = []
+        self._lock = contextlib.ExitStack()
+        self._supervisor = supervision.Supervisor(
+            show=show,
+            changed=self._record,
+            is_held=lambda name: running.is_held(self.directory, name),
+        )
 
     async def __aenter__(self) -> Self:
         """Start all programs. On ProgramFailed or NatsUnavailable, stop them all and reraise."""
-        # the name is short, because a socket's path may have at most 107 bytes
-        self.directory = Path(tempfile.mkdtemp(prefix="muster-"))
+        self.directory, lock = running.claim()
+        self._lock.callback(os.close, lock)
         try:
             await self._start()
         except BaseException:
@@ -170,40 +180,81 @@ class Stack:
         """Return the HTTP address of a program."""
         return self.processes[name].addresses["http"]
 
+    def programs(self) -> tuple[running.Program, ...]:
+        """Return all programs, with the process id of each."""
+        return self._supervisor.programs()
+
     def pids(self) -> set[int]:
         """Return the process ids of all running programs."""
         pids = {process.pid for process in self.processes.values() if process.is_running}
-        return pids | ({self.nats.pid} if self.nats else set())
+        return pids | ({self.nats.pid} if self.nats and self.nats.is_running else set())
 
     def faults(self, node: str) -> Path:
         """Return the fault script of a node's simulated GPUs."""
         return self.directory / f"faults-{node}.jsonl"
 
     async def _start(self) -> None:
+        self._refuse_taken_ports()
         if not self.nats_url:
             self.nats = await self._start_nats()
             self.nats_url = self.nats.url
-            self._restart_on_exit("nats-server", self.nats)
+            self._supervisor.add(_NATS, self.nats, restart=self._restart)
         self._show_address("NATS", self.nats_url)
         webhook = processes.Program("webhook", "muster.local.webhook")
         await self._run(kubernetes(str(self.kubeconfig)), webhook)
-        self._show_address("Kubernetes API", f"{self.http('kubernetes')}  (stand-in)")
+        self._show_program("kubernetes", "Kubernetes API", "  (stand-in)")
         self._show_address("", f"kubectl --kubeconfig {self.kubeconfig} get nodes")
-        self._show_address("webhook", f"{self.http('webhook')}/received  (stand-in)")
-        await self._run(*(self._kubelet(node) for node in NODES))
-        for node in NODES:
-            url = self.http(f"kubelet-{node.name}")
-            self._show_address(f"kubelet {node.name}", f"{url}/state  (stand-in)")
+        self._show_program("webhook", "webhook", "/received  (stand-in)")
+        await self._run(*(self._kubelet(node) for node in self.nodes))
+        for node in self.nodes:
+            kubelet = f"kubelet-{node.name}"
+            self._show_program(kubelet, f"kubelet {node.name}", "/state  (stand-in)")
         await self._run(*self._central(), *self._plugins())
-        self._show_address("health", f"{self.http('health')}/state")
-        self._show_address("notifier", f"{self.http('notifier')}/state")
-        self._show_address("labeler", f"{self.http('labeler')}/state")
-        for node in NODES:
-            self._show_address(f"plugin {node.name}", f"{self.http(f'plugin-{node.name}')}/metrics")
+        if self._has_console:
+            settings = central_settings.console(
+                nats=self.nats_url, health=self.http("health"), is_local=True
+            )
+            await self._run(self._service("console", settings))
+            # its settings name the console
+            await self._run(self._notifier())
+        for name in ("health", "notifier", "labeler"):
+            self._show_program(name, name, "/state")
+        for node in self.nodes:
+            self._show_program(f"plugin-{node.name}", f"plugin {node.name}", "/metrics")
+        if self._has_console:
+            self._show_program("console", "console", "")
+            self._addresses.insert(0, self._addresses.pop())
+        for line in self._addresses:
+            self._show(line)
+
+    def _programs(self) -> list[str]:
+        """Return the names of the programs that have an address."""
+        of_nodes = [f"{kind}-{node.name}" for node in self.nodes for kind in ("kubelet", "plugin")]
+        absent = {_NATS} if self.nats_url else set()
+        absent |= set() if self._has_console else {"console"}
+        return [name for name in _FIXED if name not in absent] + of_nodes
+
+    def _refuse_taken_ports(self) -> None:
+        """Raise ProgramFailed if a program cannot have its fixed port."""
+        for name in self._programs() if self._port is not None else ():
+            port = port_of(name, self._port or 0, self.nodes)
+            with socket.socket() as probe:
+                # as servers do, so that a connection that has just ended is no obstacle
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                try:
+                    probe.bind(("127.0.0.1", port))
+                except OSError as error:
+                    problem = f"port {port} of {name}: {error.strerror}"
+                    raise processes.ProgramFailed(f"{problem}; choose another --port") from None
 
     async def _start_nats(self) -> nats.NatsServer:
         """Start NATS on its usual port, or on a free one if that is taken."""
         directory, die = self.directory / "nats", processes.die_with_parent()
+        if self._port is not None:
+            port = port_of(_NATS, self._port, self.nodes)
+            server = nats.NatsServer(directory, port=port, before_exec=die)
+            await server.start()
+            return server
         server = nats.NatsServer(directory, port=self._nats_port, before_exec=die)
         try:
             await server.start()
@@ -213,7 +264,24 @@ class Stack:
         return server
 
     def _show_address(self, what: str, where: str) -> None:
-        self._show(f"{what:<15} {where}")
+        self._addresses.append(f"{what:<15} {where}")
+
+    def _show_program(self, name: str, what: str, path: str) -> None:
+        pid = self.processes[name].pid
+        self._show_address(what, f"{self.http(name)}{path}  pid {pid}")
+
+    def _record(self) -> None:
+        running.write(
+            running.Running(
+                directory=str(self.directory),
+                owner=os.getpid(),
+                nats_url=self.nats_url or (self.nats.url if self.nats else ""),
+                nodes=tuple(
+                    running.Node(name=n.name, gpus=n.gpus, fuse=n.fuse) for n in self.nodes
+                ),
+                programs=self._supervisor.programs(),
+            )
+        )
 
     def _kubelet(self, node: Node) -> processes.Program:
         directory = self.directory / node.name
@@ -227,17 +295,26 @@ class Stack:
     def _central(self) -> list[processes.Program]:
         url = self.nats_url
         kubeconfig = str(self.kubeconfig)
-        receiver = f"{self.http('webhook')}/notifications"
         return [
-            self._service("health", health_settings(nats=url, kubeconfig=kubeconfig)),
-            self._service("labeler", labeler_settings(nats=url, kubeconfig=kubeconfig)),
-            self._service("notifier", notifier_settings(nats=url, webhook_url=receiver)),
+            self._service(
+                "health", central_settings.health(nats=url, kubeconfig=kubeconfig, plugin=PLUGIN)
+            ),
+            self._service("labeler", central_settings.labeler(nats=url, kubeconfig=kubeconfig)),
+            *([] if self._has_console else [self._notifier()]),
         ]
+
+    def _notifier(self) -> processes.Program:
+        settings = central_settings.notifier(
+            nats=self.nats_url,
+            webhook_url=f"{self.http('webhook')}/notifications",
+            console_url=self.http("console") if self._has_console else "",
+        )
+        return self._service("notifier", settings)
 
     def _plugins(self) -> list[processes.Program]:
         fuse = self._fuse()
         programs = []
-        for node in NODES:
+        for node in self.nodes:
             self.faults(node.name).touch()
             settings = plugin_settings(
                 node,
@@ -270,34 +347,23 @@ class Stack:
         """Start programs concurrently; raise an error only when each has started or failed."""
         starting = []
         for program in programs:
-            process = processes.Process(program, self.directory / f"{program.name}.log")
+            placed = program
+            if self._port is not None:
+                port = port_of(program.name, self._port, self.nodes)
+                placed = program.at(f"http://127.0.0.1:{port}")
+            process = processes.Process(placed, self.directory / f"{program.name}.log")
             self.processes[program.name] = process
             starting.append(process.start())
         for end in await asyncio.gather(*starting, return_exceptions=True):
             if isinstance(end, BaseException):
                 raise end
         for program in programs:
-            self._restart_on_exit(program.name, self.processes[program.name])
-
-    async def _keep_running(self, name: str, process: processes.Process | nats.NatsServer) -> None:
-        delay_s, longest_s = _RESTART_S
-        while True:
-            code = await process.wait()
-            self._show(f"{name} ended with {code}; restarting in {delay_s:g} s")
-            await asyncio.sleep(delay_s)
-            delay_s = min(longest_s, delay_s * 2)
-            with contextlib.suppress(processes.ProgramFailed, nats.NatsUnavailable):
-                await process.start()
-
-    def _restart_on_exit(self, name: str, process: processes.Process | nats.NatsServer) -> None:
-        if self._restart:
-            self._restarters.append(asyncio.create_task(self._keep_running(name, process)))
+            process = self.processes[program.name]
+            self._supervisor.add(program.name, process, restart=self._restart)
 
     async def _end(self) -> None:
         """Stop the plugins first, so that they can announce their stop, and NATS last."""
-        for task in self._restarters:
-            task.cancel()
-        await asyncio.gather(*self._restarters, return_exceptions=True)
+        await self._supervisor.end()
         order = ("plugin-", "notifier", "health", "labeler", "kubelet-", "")
         left = dict(self.processes)
         for prefix in order:
@@ -306,3 +372,4 @@ class Stack:
         if self.nats is not None:
             await self.nats.stop()
         shutil.rmtree(self.directory, ignore_errors=True)
+        self._lock.close()

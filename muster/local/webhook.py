@@ -1,4 +1,4 @@
-"""Adapter: HTTP: a webhook receiver that records requests, and can be told to fail.
+"""Adapter: HTTP: a webhook receiver that records requests, and fails on request.
 
 Every POST is recorded; GET /received returns the recorded requests; POST /behave makes the next
 responses slow or erroneous.
@@ -148,7 +148,7 @@ class WebhookReceiver:
             since = int(request.query.get("since", "0"))
             wait_s = float(request.query.get("wait", "0"))
         except ValueError as error:
-            return web.Response(status=400, text=f"since and wait are numbers: {error}\n")
+            return web.Response(status=400, text=f"since and wait must be numbers: {error}\n")
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(min(max(0.0, wait_s), WAIT_S_MAX)), self._changed:
                 await self._changed.wait_for(lambda: self._closing or self.received(since))

@@ -1,16 +1,22 @@
 """`muster up` ends without a trace, whether it is asked to or killed."""
 
 import asyncio
+import contextlib
 import json
 import os
+import pty
 import re
-import shutil
 import signal
+import socket
 import sys
-from collections.abc import Awaitable, Callable
+import tempfile
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
+import pytest
 import yaml
+
+from muster.local import nats, running
 
 COMMAND = (sys.executable, "-P", "-m", "muster.cli", "up", "--plain")
 
@@ -77,12 +83,12 @@ def address(directory: Path, of: str) -> str:
 
 async def story(
     number: signal.Signals,
-    tmp_path: Path,
+    temporary: Path,
     meanwhile: Callable[[Path], Awaitable[None]] = nothing,
-) -> tuple[int, bool]:
-    """Start, send a signal; return the exit code and whether the directory is left."""
+) -> tuple[int, list[Path]]:
+    """Start, send a signal; return the exit code and the directories that are left."""
     process = await asyncio.create_subprocess_exec(
-        *COMMAND, cwd=tmp_path, stdout=asyncio.subprocess.PIPE, env={**os.environ, "NATS_URL": ""}
+        *COMMAND, stdout=asyncio.subprocess.PIPE, env=environment(temporary)
     )
     async with asyncio.timeout(100):
         directory = await started(process)
@@ -94,18 +100,70 @@ async def story(
         await process.stdout.read()
         code = await process.wait()
         await gone(pids)
-    is_left = directory.exists()
-    shutil.rmtree(directory, ignore_errors=True)
-    return code, is_left
+    return code, list(temporary.iterdir())
 
 
-def test_a_signal_ends_everything_and_leaves_nothing(tmp_path: Path) -> None:
-    assert asyncio.run(story(signal.SIGINT, tmp_path)) == (0, False)
+def environment(temporary: Path) -> dict[str, str]:
+    """Return the environment of a command that sees only the stacks in a directory."""
+    return {**os.environ, "NATS_URL": "", "TMPDIR": str(temporary)}
 
 
-def test_the_doctor_finds_the_whole_stack_well_until_it_is_ended(tmp_path: Path) -> None:
-    assert asyncio.run(story(signal.SIGTERM, tmp_path, doctor_is_content)) == (0, False)
+@pytest.fixture
+def temporary() -> Iterator[Path]:
+    """Give a directory for stacks; its path is short enough for their sockets."""
+    with tempfile.TemporaryDirectory(prefix="up-") as directory:
+        yield Path(directory)
 
 
-def test_no_process_outlives_a_crash_of_the_command(tmp_path: Path) -> None:
-    assert asyncio.run(story(signal.SIGKILL, tmp_path)) == (-signal.SIGKILL, True)
+def free_ports() -> int:
+    """Return the first of twenty ports that are free."""
+    while True:
+        first = nats.free_port()
+        with contextlib.ExitStack() as probes, contextlib.suppress(OSError, OverflowError):
+            for port in range(first, first + 20):
+                probes.enter_context(socket.socket()).bind(("127.0.0.1", port))
+            return first
+
+
+async def closed_terminal(temporary: Path) -> str:
+    """Run a small stack on a terminal, and close it; return what was shown."""
+    ours, theirs = pty.openpty()
+    size = ("--nodes", "1", "--gpus", "1", "--port", str(free_ports()))
+    process = await asyncio.create_subprocess_exec(
+        *(*COMMAND[:-1], *size),
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        env=environment(temporary) | {"COLUMNS": "200", "TERM": "xterm"},
+        start_new_session=True,
+        preexec_fn=lambda: os.close(os.open(os.ttyname(theirs), os.O_RDWR)),
+    )
+    os.close(theirs)
+    shown = b""
+    async with asyncio.timeout(100):
+        while b"HEALTHY" not in shown:
+            shown += await asyncio.to_thread(os.read, ours, 65_536)
+        (directory,) = temporary.iterdir()
+        record = json.loads((directory / running.RECORD).read_bytes())
+        pids = {program["pid"] for program in record["programs"]}
+        assert len(pids) >= 8, "NATS, the Kubernetes API, the webhook, three services, one node"
+        os.close(ours)
+        await process.wait()
+        await gone(pids)
+    return shown.decode()
+
+
+def test_the_doctor_finds_the_whole_stack_well_and_ctrl_c_leaves_nothing_of_it(
+    temporary: Path,
+) -> None:
+    assert asyncio.run(story(signal.SIGINT, temporary, doctor_is_content)) == (0, [])
+
+
+def test_a_crash_leaves_no_process_and_the_next_run_removes_its_directory(
+    temporary: Path,
+) -> None:
+    code, left = asyncio.run(story(signal.SIGKILL, temporary))
+    assert (code, len(left)) == (-signal.SIGKILL, 1)
+    shown = asyncio.run(closed_terminal(temporary))
+    assert f"removed {left[0]}, left over from a killed run" in shown
+    assert list(temporary.iterdir()) == [], "closing the terminal ends everything, too"

@@ -6,21 +6,26 @@ import msgspec
 import orjson
 import pytest
 
-from muster import codec, vocabulary
+from muster import codec, matching, vocabulary
 from muster.cli import status, why
+from muster.fleet import health_state
 
 AT = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
-LEADS = status.Service(revision=3, leader="one", advisories="they come", cluster={})
+LEADS = health_state.Service(revision=3, leader="one", advisories="they come", cluster={})
 
 
-def plugin(node: str, verdict: str | None = "HEALTHY", **more: object) -> status.Plugin:
-    return msgspec.convert({"node": node, "plugin": "p", "verdict": verdict, **more}, status.Plugin)
+def plugin(node: str, verdict: str | None = "HEALTHY", **more: object) -> health_state.Plugin:
+    return msgspec.convert(
+        {"node": node, "plugin": "p", "verdict": verdict, **more}, health_state.Plugin
+    )
 
 
 def state(
-    *plugins: status.Plugin, fleet: status.Fleet | None = None, service: status.Service = LEADS
-) -> status.State:
-    return status.State(plugins=plugins, fleet=fleet or status.Fleet(), service=service)
+    *plugins: health_state.Plugin,
+    fleet: health_state.Fleet | None = None,
+    service: health_state.Service = LEADS,
+) -> health_state.State:
+    return health_state.State(plugins=plugins, fleet=fleet or health_state.Fleet(), service=service)
 
 
 def past_events(count: int) -> list[codec.CloudEvent]:
@@ -81,6 +86,65 @@ def test_evidence_of_a_problem_has_the_time_of_its_observation() -> None:
     assert f"  evidence   at {at}: heartbeat: none for 53.0 s" in why.lines(view)
 
 
+def test_a_plugin_whose_problem_is_gone_is_shown_as_recovering() -> None:
+    evidence = ({"source": "heartbeat", "observed": "none for 53.0 s"},)
+    recovery = {"since": AT, "until": AT + timedelta(seconds=120)}
+    firing = {
+        "kind": "stuck",
+        "severity": "critical",
+        "summary": "p is stuck",
+        "evidence": evidence,
+        "recovery": recovery,
+    }
+    stuck = plugin(
+        "n", "STUCK", evidence=evidence, evidence_age_s=60.0, recovery=recovery, alerts=(firing,)
+    )
+    now = AT + timedelta(seconds=37.9)
+    text = "\n".join(status.lines(state(stuck), source="here", everything=False, now=now))
+    assert "STUCK (recovering: well for 37 of 120 s)" in text
+    assert "[recovering: well for 37 of 120 s] p is stuck" in text
+    view = why.NodeView(node="n", source="", state=state(stuck), events=None, since="1h", now=now)
+    lines = why.lines(view)
+    first = lines.index("  recovering well for 37 of 120 s")
+    assert lines[first + 1].startswith("  evidence   past, at ")
+    assert "    recovering well for 37 of 120 s" in lines
+
+
+def test_a_silenced_alert_is_marked_and_comes_last() -> None:
+    firing = [
+        {"fingerprint": name, "node": "n", "kind": kind, "severity": "critical", "summary": kind}
+        for name, kind in (("f1", "stuck"), ("f2", "mismatch"))
+    ]
+    failed = plugin("n", "STUCK", alerts=firing)
+    fleet = state(failed)
+    silences = [
+        matching.Silence(
+            id=f"s{hours}",
+            matchers=("kind=stuck",),
+            starts_at=AT,
+            ends_at=AT + timedelta(hours=hours),
+            author="ann",
+            comment="new disk",
+        )
+        for hours in (2, 9, 1)
+    ]
+    labels = {alert.fingerprint: alert.labels for alert in fleet.alerts}
+    now = AT + timedelta(hours=1)
+    silenced = matching.silenced(labels, silences, now)
+    assert silenced == {"f1": silences[1]}
+    assert matching.silenced(labels, silences, AT + timedelta(hours=9)) == {}
+    text = f"by ann until {(AT + timedelta(hours=9)).astimezone():%Y-%m-%d %H:%M}: new disk"
+    lines = status.lines(fleet, source="here", everything=False, now=now, silences=silenced)
+    assert "alerts    2 firing, 1 silenced" in lines
+    assert lines[-1].endswith(f"[silenced {text}] stuck")
+    view = why.NodeView(
+        node="n", source="", state=fleet, events=None, since="1h", now=now, silences=silenced
+    )
+    shown = why.lines(view)
+    assert [line for line in shown if "silenced" in line] == [f"    silenced   {text}"]
+    assert shown[shown.index(f"    silenced   {text}") - 1].endswith(": stuck")
+
+
 def test_changes_are_shown_for_a_last_period_or_since_a_time() -> None:
     def title(since: str) -> str:
         view = why.NodeView(node="a", source=None, state=None, events=[], since=since)
@@ -88,6 +152,28 @@ def test_changes_are_shown_for_a_last_period_or_since_a_time() -> None:
 
     assert title("15m") == "last changes (last 15m)"
     assert title("2026-01-02T03:04:05Z") == "last changes (since 2026-01-02T03:04:05Z)"
+
+
+def test_a_failure_to_notify_that_repeats_is_one_change_with_its_number() -> None:
+    def event(data: vocabulary.Event, number: int) -> codec.CloudEvent:
+        return msgspec.structs.replace(
+            past_events(number + 1)[number], type=data.TYPE, data=data, id=f"n:{number}"
+        )
+
+    first = vocabulary.NotificationReason.FIRST
+    failed = vocabulary.NotificationFailed(
+        node="a", at=AT, receiver="ops", group="g", reason=first, error="HTTP 401"
+    )
+    delivered = vocabulary.NotificationDelivered(
+        node="a", at=AT, receiver="mail", group="g", reason=first, answer="HTTP 200"
+    )
+    past = [event(delivered, 0)]
+    past += [event(failed, number) for number in range(1, 40)]
+    view = why.NodeView(node="a", source=None, state=None, events=past, since="1d")
+    assert [line.split(maxsplit=3)[2:] for line in why.lines(view)[1:]] == [
+        ["notification.delivered", "mail: 0 firing, 0 resolved (first) HTTP 200"],
+        ["notification.failed", "ops: 0 firing, 0 resolved (first) HTTP 401 (39 times)"],
+    ]
 
 
 def test_plugins_with_problems_are_listed_first_and_healthy_ones_on_request() -> None:
@@ -113,20 +199,20 @@ def test_a_problem_that_a_plugin_reports_is_shown_even_without_an_alert() -> Non
 
 
 def test_the_caveats_of_the_state_are_shown() -> None:
-    service = status.Service(
+    service = health_state.Service(
         leader="two",
         is_disconnected=True,
         advisories="no advisory of our own connection",
         cluster={"nodes": "HTTP 403"},
     )
-    assert status.caveats(state(fleet=status.Fleet(mass_failures=1), service=service)) == [
+    assert state(fleet=health_state.Fleet(mass_failures=1), service=service).caveats() == [
         "health is disconnected from NATS; this is what it last received",
         "this health service is not the leader (two); alerts are the leader's",
-        "mass failure: many plugins went silent together; verdicts are suspended",
+        "mass failure: many plugins became silent at the same time; verdicts are suspended",
         "connections: no advisory of our own connection",
         "Kubernetes: nodes: HTTP 403",
     ]
-    assert status.caveats(state()) == []
+    assert state().caveats() == []
 
 
 def test_a_long_list_is_cut_and_says_so() -> None:
@@ -159,7 +245,7 @@ def test_unknown_keys_of_a_newer_service_are_ignored() -> None:
         "service": {"leads": 1},
         "more": [],
     }
-    assert status.decode(orjson.dumps(body)).plugins == (plugin("a", "BEWITCHED"),)
+    assert health_state.decode(orjson.dumps(body)).plugins == (plugin("a", "BEWITCHED"),)
 
 
 @pytest.mark.parametrize(
@@ -167,7 +253,7 @@ def test_unknown_keys_of_a_newer_service_are_ignored() -> None:
 )
 def test_a_body_that_is_no_state_is_refused(body: bytes) -> None:
     with pytest.raises(ValueError, match=r".+"):
-        status.decode(body)
+        health_state.decode(body)
 
 
 def test_no_control_character_from_a_plugin_reaches_the_terminal() -> None:
@@ -184,7 +270,7 @@ def test_no_control_character_from_a_plugin_reaches_the_terminal() -> None:
             unhealthy=[{"device": evil, "why": evil}],
             alerts=[{"summary": evil, "advice": evil, "pods": [evil], "severity": evil}],
         ),
-        service=status.Service(leader=evil, cluster={evil: evil}),
+        service=health_state.Service(leader=evil, cluster={evil: evil}),
     )
     view = why.NodeView(node="a", source=evil, state=fleet, events=past_events(1), since="1d")
     shown = [*status.lines(fleet, source=evil, everything=True), *why.lines(view)]
@@ -217,7 +303,7 @@ def test_an_unknown_node_is_named_with_the_nearest_name() -> None:
         node="nod-a", source="x", state=state(plugin("node-a")), events=[], since="1d"
     )
     assert why.unknown_name(view) == (
-        "no plugin and no event from node nod-a; did you mean node-a?; asked health at x"
+        "no plugin and no event from node nod-a; did you mean node-a?; according to health at x"
     )
 
 
@@ -327,7 +413,7 @@ def test_an_alert_about_a_whole_node_is_shown_with_the_node() -> None:
     view = why.NodeView(
         node="a",
         source="s",
-        state=status.decode(msgspec.json.encode(body)),
+        state=health_state.decode(msgspec.json.encode(body)),
         events=[],
         since="1h",
     )
@@ -344,11 +430,11 @@ def test_a_removed_node_still_has_its_last_changes() -> None:
     assert why.lines(view)[:5] == [
         "health    x",
         "",
-        "a: health knows of no plugin on this node",
+        "a: health tracks no plugin on this node",
         "",
         "last changes (last 1d)",
     ]
-    assert why.lines(view)[5].endswith("  plugin.stopping plugin=p reason=signal")
+    assert why.lines(view)[5].endswith("  plugin.stopping p stops (signal), not expected back")
 
 
 def test_only_the_last_changes_are_shown_and_a_cut_is_noted() -> None:
@@ -475,11 +561,11 @@ def test_the_mounts_of_a_plugin_are_counted_with_its_devices(count: int, words: 
 def test_devices_that_pods_may_not_use_are_not_counted_as_if_they_could() -> None:
     down = plugin("a", "PLUGIN_DOWN", devices={"x/y": 20, "x/z": 2}, allocatable={"x/y": 0})
     shown = status.lines(state(down), source="here", everything=False)
-    assert "x/y 0 of 20, x/z 2" in shown[-1]
+    assert "x/y 0 of 20, x/z 2 listed, unconfirmed" in shown[-1]
     view = why.NodeView(node="a", source="x", state=state(down), events=None, since="1d")
     assert [line for line in why.lines(view) if "devices" in line] == [
         "  devices    x/y: 0 of 20",
-        "  devices    x/z: 2",
+        "  devices    x/z: 2 listed, unconfirmed",
     ]
 
 

@@ -31,13 +31,16 @@ PODS = "/api/v1/namespaces/default/pods"
 MERGE = "application/merge-patch+json"
 STRATEGIC = "application/strategic-merge-patch+json"
 APPLY = "application/apply-patch+yaml"
+EXAMPLE = pathlib.Path(__file__).parents[2] / "examples/pod.yaml"
+KUBECTL = shutil.which("kubectl", path=str(pathlib.Path(sys.executable).parent)) or "kubectl"
+needs_kubectl = pytest.mark.skipif(shutil.which(KUBECTL) is None, reason="there is no kubectl")
 
 
 def play(story: Story) -> None:
     async def played() -> None:
         async with (
             asyncio.timeout(100),
-            kubernetes.KubernetesApi(bookmark_period_s=0.05) as api,
+            kubernetes.KubernetesApi(bookmark_period_s=0.05, schedules=True) as api,
             aiohttp.ClientSession(api.url) as http,
         ):
             await story(api, http)
@@ -393,26 +396,61 @@ status: {conditions: [{type: Ready, status: "True"}]}
 """
 
 
-@pytest.mark.skipif(shutil.which("kubectl") is None, reason="there is no kubectl on the PATH")
-def test_kubectl_works_with_it(tmp_path: pathlib.Path) -> None:
-    (tmp_path / "pod.yaml").write_text(POD_YAML)
-    (tmp_path / "node.yaml").write_text(NODE_YAML)
+def kubectl_in(directory: pathlib.Path) -> Callable[[str], Awaitable[str]]:
+    """Return a function that runs kubectl with the kubeconfig `config` in a directory."""
     # kubectl keeps discovery documents under $HOME by port, and ports are used again
-    environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path)}
+    environment = {"PATH": os.environ["PATH"], "HOME": str(directory)}
 
     async def kubectl(line: str) -> str:
         process = await asyncio.create_subprocess_exec(
-            "kubectl",
-            f"--kubeconfig={tmp_path}/config",
+            KUBECTL,
+            f"--kubeconfig={directory}/config",
             *line.split(),
             env=environment,
-            cwd=tmp_path,
+            cwd=directory,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
         )
         output, errors = await process.communicate()
         assert (line, process.returncode, errors.decode()) == (line, 0, "")
         return output.decode()
+
+    return kubectl
+
+
+@needs_kubectl
+def test_kubectl_applies_the_example_which_gets_a_node_or_says_why_not(
+    tmp_path: pathlib.Path,
+) -> None:
+    kubectl = kubectl_in(tmp_path)
+    node = {**NODE, "status": {"allocatable": {"nvidia.com/gpu": "1"}}}
+
+    async def story(api: kubernetes.KubernetesApi, http: aiohttp.ClientSession) -> None:
+        api.write_kubeconfig(tmp_path / "config")
+        assert await kubectl(f"apply -f {EXAMPLE}") == "pod/training created\n"
+        shown = await kubectl("describe pod training")
+        assert "no nodes available to schedule pods" in shown
+        await send(http, "POST", NODES, node)
+        await send(http, "PATCH", f"{NODES}/node-a/status", node, MERGE)
+        assert await kubectl(f"apply -f {EXAMPLE}") == "pod/training unchanged\n"
+        table = await kubectl("get pods -o wide")
+        assert [line.split()[:4] for line in table.splitlines()] == [
+            ["NAME", "READY", "STATUS", "RESTARTS"],
+            ["training", "0/1", "Pending", "0"],
+        ]
+        assert table.split()[-1] == "node-a"
+        assert "NotReady" in await kubectl("get node node-a")
+        events = await kubectl("get events")
+        assert "Successfully assigned default/training to node-a" in events
+
+    play(story)
+
+
+@needs_kubectl
+def test_kubectl_works_with_it(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "pod.yaml").write_text(POD_YAML)
+    (tmp_path / "node.yaml").write_text(NODE_YAML)
+    kubectl = kubectl_in(tmp_path)
 
     async def story(api: kubernetes.KubernetesApi, _: aiohttp.ClientSession) -> None:
         api.write_kubeconfig(tmp_path / "config")
@@ -427,6 +465,30 @@ def test_kubectl_works_with_it(tmp_path: pathlib.Path) -> None:
         assert applied == "pod/pod-a serverside-applied\n"
         assert await kubectl("get pods -A -l app=x -o name") == "pod/pod-a\n"
         assert (await kubectl("delete pod pod-a")).startswith('pod "pod-a" deleted')
+
+    play(story)
+
+
+@needs_kubectl
+def test_kubectl_applies_a_list(tmp_path: pathlib.Path) -> None:
+    pods = [
+        {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": name},
+            "spec": {"containers": [{"name": "main", "image": "busybox"}]},
+        }
+        for name in ("one", "two")
+    ]
+    listed = {"apiVersion": "v1", "kind": "List", "items": pods}
+    (tmp_path / "list.json").write_bytes(orjson.dumps(listed))
+    kubectl = kubectl_in(tmp_path)
+
+    async def story(api: kubernetes.KubernetesApi, _: aiohttp.ClientSession) -> None:
+        api.write_kubeconfig(tmp_path / "config")
+        assert await kubectl("apply -f list.json") == "pod/one created\npod/two created\n"
+        again = await kubectl("apply --server-side --force-conflicts -f list.json")
+        assert again == "pod/one serverside-applied\npod/two serverside-applied\n"
 
     play(story)
 

@@ -307,7 +307,7 @@ class DeviceManager:
         return Offer(request=request, reused=reused, available=available)
 
     def wants_preference(self, offer: Offer) -> bool:
-        """Return whether to ask the plugin for its preferred ids. Raises AllocationError."""
+        """Return whether to request preferred ids from the plugin. Raises AllocationError."""
         if offer.needed == 0:
             return False
         resource = offer.request.resource

@@ -101,7 +101,7 @@ def read_pod(raw: object) -> Pod:
 
 
 def local_pod(namespace: str, name: str, limits: Mapping[str, int]) -> Pod:
-    """Return a one-container pod without API object; its uid contains its name, for restarts."""
+    """Return a one-container pod without an API object; its uid is the same after a restart."""
     return Pod(
         uid=f"{namespace}{_LOCAL_SEPARATOR}{name}",
         namespace=namespace,

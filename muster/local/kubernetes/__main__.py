@@ -11,7 +11,10 @@ from muster.local.kubernetes import server
 async def _serve(options: argparse.Namespace) -> None:
     stopped = httpd.stop_on_signals()
     async with server.KubernetesApi(
-        http=options.http, audit_log=options.audit_log_path, namespaces=options.namespace
+        http=options.http,
+        audit_log=options.audit_log_path,
+        namespaces=options.namespace,
+        schedules=options.schedule_pods,
     ) as api:
         if options.kubeconfig is not None:
             try:
@@ -31,6 +34,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--kubeconfig", type=pathlib.Path, metavar="FILE")
     parser.add_argument("--audit-log-path", type=pathlib.Path, metavar="FILE")
     parser.add_argument("--namespace", action="append", default=[], metavar="NAME")
+    parser.add_argument("--schedule-pods", action="store_true", help="bind pods to nodes that fit")
     return httpd.run(parser.prog, _serve(parser.parse_args(arguments)))
 
 

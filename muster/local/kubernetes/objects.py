@@ -95,6 +95,10 @@ class Store:
         """Return the object at `place`. Raises 404."""
         return place.resource.view(self._existing(place))
 
+    def all(self, resource: resources.Resource) -> list[trees.Tree]:
+        """Return all stored objects of a resource."""
+        return list(self._buckets[resource.bucket].values())
+
     def page(self, selection: Selection, *, limit: int = 0, token: str = "") -> trees.Tree:
         """Return a list: all objects, or up to `limit` objects and a token for the next page.
 

@@ -15,10 +15,10 @@ import yaml
 from aiohttp import web
 
 from muster.local import httpd
-from muster.local.kubernetes import objects, refusals, resources, selectors, trees, writes
+from muster.local.kubernetes import objects, refusals, resources, selectors, tables, trees, writes
 
 YAML_BYTES_MAX = 256 * 1024
-"""The YAML parser needs seconds for a megabyte, and blocks all other requests."""
+"""Parsing a megabyte of YAML takes seconds, and blocks all other requests."""
 
 _MANAGER_LENGTH_MAX = 128
 _SUFFIX_LETTERS = "bcdfghjklmnpqrstvwxz2456789"
@@ -173,7 +173,9 @@ def write(request: web.Request, place: resources.Place) -> writes.Write:
     program = request.headers.get("User-Agent", "").partition("/")[0]
     manager = request.query.get("fieldManager") or program.encode("ascii", "replace").decode()
     if len(manager) > _MANAGER_LENGTH_MAX or not manager.isprintable():
-        raise refusals.bad_request(f"fieldManager: not {_MANAGER_LENGTH_MAX} printable characters")
+        raise refusals.bad_request(
+            f"fieldManager: must be at most {_MANAGER_LENGTH_MAX} characters, all printable"
+        )
     return writes.Write(
         place=place,
         manager=manager or "unknown",
@@ -191,6 +193,13 @@ def selection(request: web.Request, place: resources.Place) -> objects.Selection
     place.resource.refuse_unknown_fields(fields.keys())
     labels = selectors.labels(request.query.get("labelSelector", ""))
     return objects.Selection(place=place, labels=labels, fields=fields)
+
+
+def as_asked(request: web.Request, resource: resources.Resource, shown: trees.Tree) -> trees.Tree:
+    """Return an object or a list as a table if the client requests one and it exists."""
+    if tables.ACCEPT in request.headers.get("Accept", "") and tables.has_table(resource):
+        return tables.table(resource, shown, now=httpd.timestamp())
+    return shown
 
 
 def flag(request: web.Request, name: str) -> bool:

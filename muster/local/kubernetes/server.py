@@ -1,10 +1,10 @@
 """Adapter: HTTP: a stand-in for the Kubernetes API that its real clients and kubectl can use.
 
-`objects`, `writes` and `resources` decide. Responses are always JSON (kubectl asks for tables, but
-accepts JSON), and request bodies are JSON or YAML: `kubectl create -f` works, `kubectl create
-namespace` sends protobuf and is refused. There is no TLS. A user with a token can be denied rights
-(`requests`), and paths with a prefix can be refused, as by an overloaded server. `fieldValidation`
-is ignored.
+`objects`, `writes`, `resources` and `scheduling` decide. Responses are JSON: objects, or for
+kubectl the `tables` of pods, nodes and events (not in a watch). Request bodies are JSON or YAML:
+`kubectl create -f` works, `kubectl create namespace` sends protobuf and is refused. There is no
+TLS. A user with a token can be denied rights (`requests`), and paths with a prefix can be refused,
+as by an overloaded server. `fieldValidation` is ignored.
 
 Watches are long-running responses with each change, bookmarks, and `410 Expired`. A watch has a
 version, not a queue: it reads the store's log from that version on. A client whose watch falls
@@ -18,6 +18,7 @@ import os
 import pathlib
 import time
 import urllib.parse
+import uuid
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Self
 
@@ -31,6 +32,7 @@ from muster.local.kubernetes import (
     refusals,
     requests,
     resources,
+    scheduling,
     trees,
     writes,
 )
@@ -45,6 +47,8 @@ BODY_BYTES_MAX = 3 * 1024 * 1024
 """The API server's own limit for a request's body."""
 
 VERSION = {"major": "1", "minor": "36", "gitVersion": "v1.36.0+muster", "platform": "linux/amd64"}
+_OPENAPI_V2 = b"\n\x032.0\x12\x0c\n\x06muster\x12\x02v1"
+"""An openapi.v2.Document without definitions: kubectl reads it before it applies a `List`."""
 _PLAIN = {"/readyz": "ok", "/healthz": "ok", "/livez": "ok"}
 
 
@@ -160,7 +164,7 @@ class _Watch:
     def begin(self, version: int, *, wants_initial: bool) -> list[trees.Tree]:
         """Return the first events: the existing objects, or the changes after `version`.
 
-        `wants_initial` asks for client-go's streaming list: the existing objects, then a bookmark
+        `wants_initial` requests client-go's streaming list: the existing objects, then a bookmark
         with the annotation `k8s.io/initial-events-end`.
         """
         if wants_initial:
@@ -193,7 +197,7 @@ class KubernetesApi:
     """The API as an asynchronous context manager: `async with KubernetesApi() as api: api.url`.
 
     A watch with bookmarks gets one every `bookmark_period_s`; `audit_log` is a file; `namespaces`
-    are created besides those that every cluster has.
+    are created besides those that every cluster has. With `schedules`, pods get nodes.
     """
 
     def __init__(
@@ -203,8 +207,10 @@ class KubernetesApi:
         bookmark_period_s: float = 5.0,
         audit_log: pathlib.Path | None = None,
         namespaces: Sequence[str] = (),
+        schedules: bool = False,
     ) -> None:
         self.url = ""
+        self._schedules = schedules
         # after a restart, every older version is answered with 410, and clients list again
         version = int(time.time() * 1000)
         self._store = objects.Store(at=httpd.timestamp(), version=version, more=namespaces)
@@ -271,6 +277,8 @@ class KubernetesApi:
             return web.Response(text=_PLAIN[path])
         token = request.headers.get("Authorization", "").removeprefix("Bearer ")
         self.users.refuse_unknown(token)
+        if path == "/openapi/v2":
+            return web.Response(body=_OPENAPI_V2)
         if path in self._documents:
             return web.Response(body=self._documents[path], content_type="application/json")
         for refused, reason in self._refused.items():
@@ -301,7 +309,8 @@ class KubernetesApi:
                 key = place.name + ("/previous" if requests.flag(request, "previous") else "")
                 return web.Response(text=self.logs.get(key, ""))
             case "GET":
-                return httpd.json_response(self._store.get(place))
+                shown = self._store.get(place)
+                return httpd.json_response(requests.as_asked(request, place.resource, shown))
             case "POST" | "PUT" | "PATCH":
                 return await self._write(request, place)
             case "DELETE" if not place.subresource:
@@ -314,9 +323,8 @@ class KubernetesApi:
         if requests.flag(request, "watch"):
             return await self._watches.serve(request, selection)
         limit = requests.number(request, "limit") or 0
-        return httpd.json_response(
-            self._store.page(selection, limit=limit, token=request.query.get("continue", ""))
-        )
+        page = self._store.page(selection, limit=limit, token=request.query.get("continue", ""))
+        return httpd.json_response(requests.as_asked(request, place.resource, page))
 
     async def _write(self, request: web.Request, place: resources.Place) -> web.Response:
         body, media_type = await request.read(), request.content_type
@@ -337,8 +345,15 @@ class KubernetesApi:
                 shown, created = self._store.patch(tree, patch_format, write)
             case _:
                 raise _wrong_method(request)
-        self._watches.wake()
+        self._written()
         return httpd.json_response(shown, status=201 if created else 200)
+
+    def _written(self) -> None:
+        """Schedule pods, and wake the watches."""
+        if self._schedules:
+            ids = iter(lambda: uuid.uuid4().hex[:16], "")
+            scheduling.schedule(self._store, at=httpd.timestamp(), ids=ids)
+        self._watches.wake()
 
     async def _delete(self, request: web.Request, place: resources.Place) -> web.Response:
         body = await request.read()
@@ -350,7 +365,7 @@ class KubernetesApi:
             gone = self._store.delete(place, options, dry_run=dry_run)
         else:
             gone = self._store.delete_all(requests.selection(request, place), dry_run=dry_run)
-        self._watches.wake()
+        self._written()
         # deleted pods and collections are returned; for other objects, only a Status
         if not place.name or place.resource == resources.PODS:
             return httpd.json_response(gone)

@@ -1,0 +1,272 @@
+"""Adapter: processes and files: `muster break` makes faults in the running `muster up`.
+
+`muster mend` undoes them. `faults` defines the steps; this module signals processes, sends requests
+to the stand-ins and writes the fault scripts of the simulated GPUs.
+"""
+
+import contextlib
+import http.client
+import os
+import signal
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, Final, assert_never
+
+import cyclopts
+import msgspec
+import orjson
+from cyclopts import Parameter
+
+from muster.cli import faults, output
+from muster.local import running
+
+break_app = cyclopts.App(name="break")
+mend_app = cyclopts.App(name="mend")
+
+_TIMEOUT_S: Final = 5.0
+_BYTES_MAX: Final = 1024 * 1024
+_NOT_FOUND: Final = 404
+
+
+class CannotBreak(Exception):
+    """A fault cannot be made or undone now; the message gives the reason."""
+
+
+def _named(_: Any, tokens: Any) -> faults.Fault:
+    return faults.fault(tokens[0].value)
+
+
+Fault = Annotated[faults.Fault | None, Parameter(converter=_named)]
+Directory = Annotated[
+    Path | None,
+    Parameter(
+        help="The directory of the `muster up` to act on, which it prints after `settings, logs`; "
+        "needed if several of yours are running."
+    ),
+]
+
+
+@break_app.default
+def break_(fault: Fault = None, node: str | None = None, /, *, directory: Directory = None) -> int:
+    """Cause a fault in the running `muster up`; without a fault, list the faults.
+
+    Parameters
+    ----------
+    fault
+        What breaks.
+    node
+        Where; by default on the last node, and for `xid` on a node where a pod has a GPU.
+
+    """
+    if fault is None:
+        _list([each for each in running.here() if _is_meant(each, directory)])
+        return 0
+    return _act("break", directory, lambda record: _break(record, fault, node))
+
+
+@mend_app.default
+def mend(fault: Fault = None, node: str | None = None, /, *, directory: Directory = None) -> int:
+    """Undo the faults that `muster break` made: all of them, or only these.
+
+    Parameters
+    ----------
+    fault
+        Undo only this fault.
+    node
+        Undo it only on this node.
+
+    """
+    return _act("mend", directory, lambda record: _mend(record, fault, node))
+
+
+def _list(stacks: list[running.Running]) -> None:
+    made = {at.fault: at for at in faults.targets(running.faults(stacks[0]))} if stacks else {}
+    rows = []
+    for fault in faults.Fault:
+        plan = faults.plan(faults.Target(fault))
+        name = f"{fault} [NODE]" if fault.is_of_node else str(fault)
+        rows.append([name, plan.breaks, plan.seen, "now" if fault in made else ""])
+    output.table(["fault", "what breaks", "what you see", "made"], rows, nothing="")
+    if not stacks:
+        output.show("", "no `muster up` of yours is running")
+
+
+def _act(command: str, directory: Path | None, act: Callable[[running.Running], None]) -> int:
+    """Make or undo faults in the running stack; return the exit code."""
+    stacks = [each for each in running.here() if _is_meant(each, directory)]
+    if not stacks:
+        where = f" in {directory}" if directory else ""
+        return output.fail(
+            command, f"no `muster up` of yours is running{where}; start it first", code=1
+        )
+    if len(stacks) > 1:
+        places = ", ".join(each.directory for each in stacks)
+        return output.fail(command, f"several are running; name one with --directory: {places}")
+    try:
+        act(stacks[0])
+    except faults.UnknownName as error:
+        return output.fail(command, str(error))
+    except CannotBreak as error:
+        return output.fail(command, str(error), code=1)
+    return 0
+
+
+def _is_meant(record: running.Running, directory: Path | None) -> bool:
+    return directory is None or Path(record.directory) == directory.absolute()
+
+
+def _break(record: running.Running, fault: faults.Fault, node: str | None) -> None:
+    if fault is faults.Fault.XID and node is None:
+        node = _node_with_pod(record)
+    target = faults.target(fault, node, _nodes(record))
+    plan = faults.plan(target)
+    for step in plan.steps:
+        _take(record, step)
+    if plan.undoing:
+        running.add_fault(record, str(target))
+    undo = f"muster mend {target}" if plan.undoing else "not needed: muster repairs this itself"
+    output.show(
+        f"broken  {target}: {plan.breaks}",
+        f"see     {plan.seen}",
+        f"watch   {plan.watch}",
+        f"undo    {undo}",
+    )
+
+
+def _mend(record: running.Running, fault: faults.Fault | None, node: str | None) -> None:
+    if fault is not None:
+        faults.target(fault, node, _nodes(record))
+    left, problems = [], []
+    is_mended = False
+    for target in faults.targets(running.faults(record)):
+        if fault not in {None, target.fault} or node not in {None, target.node}:
+            left.append(str(target))
+            continue
+        try:
+            for step in faults.plan(target).undoing:
+                _take(record, step)
+        except CannotBreak as error:
+            # that one is mended by the next attempt
+            problems.append(f"{target}: {error}")
+            continue
+        running.remove_fault(record, str(target))
+        output.show(f"mended  {target}")
+        is_mended = True
+    if problems:
+        raise CannotBreak("; ".join(problems))
+    if not is_mended:
+        others = f"; broken now: {', '.join(left)}" if left else ""
+        output.show(f"nothing to mend{others}")
+
+
+def _nodes(record: running.Running) -> list[str]:
+    return [node.name for node in record.nodes]
+
+
+def _take(record: running.Running, step: faults.Step) -> None:
+    """Execute one step. Raises CannotBreak."""
+    match step:
+        case faults.Freeze():
+            _signal(record, step.program, signal.SIGSTOP)
+        case faults.Thaw():
+            # what has ended meanwhile is not suspended
+            with contextlib.suppress(CannotBreak):
+                _signal(record, step.program, signal.SIGCONT)
+        case faults.End():
+            pid = _pid(record, step.program)
+            # first, because the process that runs the stack starts what has ended
+            running.hold(record, step.program)
+            os.kill(pid, signal.SIGKILL)
+        case faults.Start():
+            running.release(record, step.program)
+        case faults.Ask():
+            _ask(record, step.program, step.path, method="POST")
+        case faults.RemoveSocket():
+            for path in Path(record.directory, step.node, "device-plugins").glob("muster-*.sock"):
+                path.unlink(missing_ok=True)
+        case faults.BreakGpu():
+            gpu = _gpu(record, step.node)
+            with _script(record, step.node).open("ab") as file:
+                file.write(orjson.dumps({"device": gpu, "xid": step.xid}) + b"\n")
+        case faults.RepairGpus():
+            _script(record, step.node).write_bytes(b"")
+        case _:
+            assert_never(step)
+
+
+def _script(record: running.Running, node: str) -> Path:
+    return Path(record.directory, f"faults-{node}.jsonl")
+
+
+def _signal(record: running.Running, program: str, number: signal.Signals) -> None:
+    try:
+        os.kill(_pid(record, program), number)
+    except ProcessLookupError:
+        raise CannotBreak(f"{program} has just ended; try again") from None
+
+
+def _pid(record: running.Running, name: str) -> int:
+    program = record.program(name)
+    if program is None:
+        raise CannotBreak(f"{name} is not a program of this `muster up`")
+    if program.pid is None:
+        raise CannotBreak(f"{name} is not running: {program.problem}")
+    return program.pid
+
+
+def _ask(record: running.Running, name: str, path: str, *, method: str) -> bytes:
+    program = record.program(name)
+    url = f"{program.http}{path}" if program else path
+    request = urllib.request.Request(url, method=method)  # noqa: S310  # our own stand-ins
+    try:
+        with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:  # noqa: S310  # the same
+            body: bytes = answer.read(_BYTES_MAX)
+            return body
+    except urllib.error.HTTPError as error:
+        with error:
+            if error.code == _NOT_FOUND and method == "POST":
+                return b""  # the stream that is to be dropped is not open
+            raise CannotBreak(f"{name}: {method} {path}: HTTP {error.code}") from None
+    except (OSError, http.client.HTTPException) as error:
+        raise CannotBreak(f"{name} does not answer: {error}") from None
+
+
+class _Allocation(msgspec.Struct):
+    ids: list[str] = []
+
+
+class _Resource(msgspec.Struct):
+    devices: dict[str, str] = {}
+    allocations: list[_Allocation] = []
+
+
+class _Kubelet(msgspec.Struct):
+    resources: dict[str, _Resource] = {}
+
+
+def _gpus(record: running.Running, node: str) -> _Resource:
+    body = _ask(record, f"kubelet-{node}", "/state", method="GET")
+    return msgspec.json.decode(body, type=_Kubelet).resources.get(faults.GPU, _Resource())
+
+
+def _gpu(record: running.Running, node: str) -> str:
+    """Return a GPU that still works: that of a pod, if there is one."""
+    gpus = _gpus(record, node)
+    of_pods = [gpu for allocation in gpus.allocations for gpu in allocation.ids]
+    for gpu in [*of_pods, *sorted(gpus.devices)]:
+        if gpus.devices.get(gpu) == "Healthy":
+            return gpu
+    raise CannotBreak(f"{node} has no GPU that still works")
+
+
+def _node_with_pod(record: running.Running) -> str | None:
+    """Return a node where a pod has a GPU that works, or None."""
+    for node in record.nodes:
+        with contextlib.suppress(CannotBreak):
+            gpus = _gpus(record, node.name)
+            ids = [gpu for allocation in gpus.allocations for gpu in allocation.ids]
+            if any(gpus.devices.get(gpu) == "Healthy" for gpu in ids):
+                return node.name
+    return None

@@ -1,0 +1,50 @@
+"""Pure: the settings of the central services for `muster up` and Docker Compose.
+
+A fault is reported within seconds; the defaults, for a cluster, are slower.
+"""
+
+from collections.abc import Mapping
+
+Settings = Mapping[str, object]
+
+
+def health(*, nats: str, kubeconfig: str, plugin: str) -> Settings:
+    """Return the settings of health; `patience_s` is 0, because here silence is always a fault."""
+    return {
+        "bus": {"url": nats},
+        "detection": {"patience_s": 0},
+        "cluster": {
+            "kubeconfig": kubeconfig,
+            "plugins": [{"plugin": plugin, "nodes": {"kubernetes.io/os": "linux"}}],
+        },
+    }
+
+
+def labeler(*, nats: str, kubeconfig: str) -> Settings:
+    """Return the settings of the labeler, which only suggests labels."""
+    return {"bus": {"url": nats}, "mode": "suggest", "kubernetes": {"kubeconfig": kubeconfig}}
+
+
+def notifier(
+    *, nats: str, webhook_url: str, reach: str = "loopback", console_url: str = ""
+) -> Settings:
+    """Return the settings of the notifier, which notifies its log and the webhook stand-in.
+
+    Notifications link to the console at `console_url`.
+    """
+    return {
+        "bus": {"url": nats},
+        "group_wait_s": 0.5,
+        "group_interval_s": 1.0,
+        "receivers": [
+            {"name": "console", "console": {}},
+            {"name": "webhook", "webhook": {"url": webhook_url, "reach": reach}},
+        ],
+        **({"console_url": console_url} if console_url else {}),
+    }
+
+
+def console(*, nats: str, health: str, is_local: bool = False) -> Settings:
+    """Return the settings of the console; the user of this machine may act in a local one."""
+    settings: dict[str, object] = {"bus": {"url": nats}, "health": [health]}
+    return {**settings, "writing": {"local": True}} if is_local else settings
