@@ -1,6 +1,6 @@
 """muster: the Kubernetes device plugin suite that never fails silently.
 
-From outside, five lines of Python follow everything that happens:
+From outside, five lines of Python follow all events of a fleet:
 
     import asyncio, muster
     async def main():

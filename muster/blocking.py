@@ -51,7 +51,7 @@ class Latest(Generic[Result]):
     async def refresh(self, call: Callable[[], Result], *, timeout_s: float) -> Result:
         """Return the result of `call`, or the previous result if it does not return in time.
 
-        A call that is known to hang is not waited for again.
+        There is no further wait for a call that already hangs.
         """
         if self.is_hanging and self._serial.is_busy:
             return self.result

@@ -1,4 +1,4 @@
-"""Pure: encodes and decodes events and heartbeats; MalformedEvent says why a message is invalid.
+"""Pure: encodes and decodes events and heartbeats; MalformedEvent reports why a message is invalid.
 
 Events are encoded as CloudEvents 1.0 in structured JSON mode, so that any tool can read them;
 heartbeats are compact JSON. The subject, not the payload, identifies the sender, because NATS
@@ -182,7 +182,8 @@ def decode(subject: str, payload: bytes, *, position: int = 0, stream: str = "")
     if envelope.time != data.at:
         raise MalformedEvent(MalformedReason.INVALID_DATA, "time differs from the time in the data")
     if not is_expected:
-        raise MalformedEvent(MalformedReason.WRONG_SUBJECT, f"came on {subject}, claims {expected}")
+        problem = f"received on {subject}, but its data belongs to {expected}"
+        raise MalformedEvent(MalformedReason.WRONG_SUBJECT, problem)
     return CloudEvent(
         id=envelope.id,
         source=envelope.source,
@@ -217,7 +218,8 @@ def decode_heartbeat(payload: bytes, *, subject: str | None = None) -> vocabular
     if heartbeat.v != vocabulary.SCHEMA_VERSION:
         raise MalformedEvent(MalformedReason.UNKNOWN_VERSION, f"v={heartbeat.v}")
     if subject is not None and subject != expected:
-        raise MalformedEvent(MalformedReason.WRONG_SUBJECT, f"came on {subject}, claims {expected}")
+        problem = f"received on {subject}, but its data belongs to {expected}"
+        raise MalformedEvent(MalformedReason.WRONG_SUBJECT, problem)
     return heartbeat
 
 

@@ -18,7 +18,8 @@ from muster import escaping
 
 _NEEDS: Final = {
     "auth": ("cryptography",),
-    "cli": ("cyclopts", "rich"),
+    "cli": ("cyclopts", "rich", "textual"),
+    "console": ("aiohttp", "cryptography", "jinja2", "jwt", "starlette", "uvicorn"),
     "fuse": ("google.protobuf", "grpc"),
     "fuse-webhook": ("aiohttp", "cryptography", "kubernetes"),
     "labeler": ("kubernetes",),
@@ -57,6 +58,11 @@ def notifier() -> int:
 def gate() -> int:
     """Run the gate."""
     return _run("muster-gate", "auth", "muster_gate.__main__")
+
+
+def console() -> int:
+    """Run the console."""
+    return _run("muster-console", "console", "muster_console.__main__")
 
 
 def fuse_webhook() -> int:

@@ -47,9 +47,9 @@ class Election(abc.ABC):
 
     def __init__(self, name: str, on_change: OnChange) -> None:
         self.current = Leadership(leader="", term=None)
-        """The last reported state; only `term` says whether this process may still act."""
+        """The last reported state; only `term` shows whether this process may still act."""
         self.name = name
-        """The name under which others see this process while it leads."""
+        """The name by which other processes identify this process while it leads."""
         self._on_change = on_change
         self._term: int | None = None
         self._until = float("-inf")
@@ -101,7 +101,7 @@ class Election(abc.ABC):
                     await self._changed.wait()
 
     async def failed(self) -> None:
-        """Wait until the renewing task fails, and raise its error: nobody would renew the term."""
+        """Wait until the task that renews the term fails, and raise its error."""
         assert self._task is not None, "awaited before being entered"
         await asyncio.wait([self._task])
         self._task.result()

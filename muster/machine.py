@@ -1,7 +1,8 @@
 """Pure: the interface of every state machine: time is an argument, actions are returned as values.
 
 `now` is the receiver's monotonic clock in seconds. A machine never reads the time, never waits and
-never acts; `muster.service.runtime.drive` feeds it and executes what it returns.
+never acts; `muster.service.runtime.drive` passes its inputs and executes the actions that it
+returns.
 """
 
 from collections.abc import Awaitable, Callable, Coroutine, Sequence

@@ -9,9 +9,9 @@ can see which alerts were silenced.
 
 import enum
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Final, assert_never
 
 import msgspec
@@ -27,7 +27,10 @@ _QUOTED: Final = re.compile(r'"((?:[^"\\]|\\.)*)"\s*', re.DOTALL)
 _BARE: Final = re.compile(r'[^\s,"{}]*(?:\s+[^\s,"{}]+)*\s*')
 _ESCAPES: Final = {"\\": "\\", '"': '"', "n": "\n"}
 _SHOWN_MAX: Final = 120
+COMMENT_MAX: Final = 2_000
 _PATTERN_BYTES_MAX: Final = 1024 * 1024
+_BYTES_MAX: Final = 16_000
+"""NATS would refuse a silence of a little more (`streams.SILENCES`)."""
 
 
 class Operator(enum.StrEnum):
@@ -124,9 +127,28 @@ def parse_all(texts: Iterable[str]) -> tuple[Matcher, ...]:
     return tuple(parsed for text in texts for parsed in parse(text))
 
 
+def labels_of(alert: vocabulary.AlertChanged) -> dict[str, str]:
+    """Return an alert's labels, as `labels` defines them."""
+    return labels(
+        kind=str(alert.kind),
+        severity=str(alert.severity),
+        node=alert.node,
+        plugin=alert.plugin,
+        resource=alert.resource,
+        devices=alert.devices,
+        is_flapping=alert.flapping,
+        watched=alert.watched,
+    )
+
+
 def all_hold(matchers: Iterable[Matcher], labels: Mapping[str, str]) -> bool:
     """Return whether the labels meet every condition."""
     return all(condition.holds(labels) for condition in matchers)
+
+
+def values_of(matchers: Iterable[Matcher], name: str) -> set[str]:
+    """Return the values that a label must equal; empty if no condition demands one."""
+    return {c.value for c in matchers if (c.name, c.operator) == (name, Operator.EQUAL)} - {""}
 
 
 def _unescape(escaped: re.Match[str]) -> str:
@@ -143,7 +165,9 @@ def _pattern(text: str) -> "re2._Regexp":
     try:
         return re2.compile(text, options)
     except re2.error as error:
-        raise ValueError(error.args[0].decode(errors="replace")) from None
+        what, _, near = error.args[0].decode(errors="replace").partition(": ")
+        place = f", near {near!r}" if near else ""
+        raise ValueError(f"not a regular expression{place}: {what}") from None
 
 
 LABELS: Final = (
@@ -151,6 +175,37 @@ LABELS: Final = (
     "watched",
 )
 """The labels that alerts have."""
+
+
+def labels(
+    *,
+    kind: str,
+    severity: str,
+    node: str,
+    plugin: str,
+    resource: str,
+    devices: Sequence[str],
+    is_flapping: bool,
+    watched: str,
+) -> dict[str, str]:
+    """Return an alert's labels that are not empty; `alertname` equals `kind`.
+
+    `device` is present if the alert is about exactly one device; `flapping` is "true" if the plugin
+    fails repeatedly, `watched` the resource or driver of a plugin that muster does not run.
+    """
+    every = {
+        "alertname": kind,
+        "device": devices[0] if len(devices) == 1 else "",
+        "flapping": "true" if is_flapping else "",
+        "kind": kind,
+        "node": node,
+        "plugin": plugin,
+        "resource": resource,
+        "severity": severity,
+        "watched": watched,
+    }
+    return {name: value for name, value in every.items() if value}
+
 
 _KINDS: Final = tuple(map(str, vocabulary.AlertKind))
 _VALUES: Final = {
@@ -172,7 +227,7 @@ class Silence(msgspec.Struct, frozen=True, kw_only=True):
     starts_at: Annotated[datetime, msgspec.Meta(tz=True)]
     ends_at: Annotated[datetime, msgspec.Meta(tz=True)]
     author: Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
-    comment: Annotated[str, msgspec.Meta(min_length=1, max_length=2000)]
+    comment: Annotated[str, msgspec.Meta(min_length=1, max_length=COMMENT_MAX)]
 
     def __post_init__(self) -> None:
         """Reject a silence that would match nothing or everything."""
@@ -187,10 +242,75 @@ class Silence(msgspec.Struct, frozen=True, kw_only=True):
         """Return whether the silence is active at this time."""
         return self.starts_at <= at < self.ends_at
 
+    def is_sent_again(self, earlier: "Silence") -> bool:
+        """Return whether this is the request for the earlier silence, sent a second time."""
+        ends_at = earlier.starts_at + (self.ends_at - self.starts_at)
+        return earlier == msgspec.structs.replace(
+            self, starts_at=earlier.starts_at, ends_at=ends_at
+        )
+
+    def text(self) -> str:
+        """Return for people who keeps quiet about an alert, until when, and why."""
+        return f"by {self.author} until {self.ends_at.astimezone():%Y-%m-%d %H:%M}: {self.comment}"
+
     def expired(self, at: datetime) -> "Silence":
         """Return a copy that ends at `at`, or keeps its end if that is earlier."""
         ends_at = min(self.ends_at, max(at, self.starts_at))
         return msgspec.structs.replace(self, ends_at=ends_at)
+
+
+def new_silence(
+    silence_id: str,
+    expressions: Sequence[str],
+    *,
+    starts_at: datetime,
+    lasts: timedelta,
+    author: str,
+    comment: str,
+) -> Silence:
+    """Return a silence that a person asks for. Raises ValueError, also for what cannot match."""
+    if not expressions:
+        raise ValueError("name the alerts to silence, such as node=node-a")
+    if not comment:
+        raise ValueError("comment: say why, for others and for later")
+    if len(comment) > COMMENT_MAX:
+        raise ValueError(
+            f"comment: at most {COMMENT_MAX:,} characters; this one has {len(comment):,}"
+        )
+    doubts = [f"{each}: {why}" for each in parse_all(expressions) if (why := doubt(each))]
+    if doubts:
+        raise ValueError("; ".join(doubts))
+    fields = {
+        "id": silence_id,
+        "matchers": tuple(expressions),
+        "starts_at": starts_at,
+        "ends_at": starts_at + lasts,
+        "author": author,
+        "comment": comment,
+    }
+    try:
+        silence = msgspec.convert(fields, Silence)
+    except msgspec.ValidationError as error:
+        raise ValueError(str(error)) from None
+    if len(encode_silence(silence)) > _BYTES_MAX:
+        raise ValueError("the matchers are too long to be stored")
+    return silence
+
+
+def silenced(
+    labels: Mapping[str, Mapping[str, str]], silences: Iterable[Silence], at: datetime
+) -> dict[str, Silence]:
+    """Return the active silence of each alert that has one: of several, the one that ends last.
+
+    `labels` and the answer are by fingerprint.
+    """
+    ordered = sorted(silences, key=lambda each: each.ends_at, reverse=True)
+    active = [(each, parse_all(each.matchers)) for each in ordered if each.is_active(at)]
+    matched = (
+        (name, next((each for each, parsed in active if all_hold(parsed, of)), None))
+        for name, of in labels.items()
+    )
+    return {name: silence for name, silence in matched if silence is not None}
 
 
 def doubt(matcher: Matcher) -> str:

@@ -50,7 +50,7 @@ _REQUESTS: Final = prometheus_client.Counter(
 
 
 class NoCluster(Exception):
-    """No Kubernetes API can be reached with these settings; the text says what was tried."""
+    """No Kubernetes API can be reached with these settings; the message lists the attempts."""
 
 
 class Refused(Exception):
@@ -77,7 +77,7 @@ class _List(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """The API's answer; status 0 means no answer, and `body` says why.
+    """The API's answer; status 0 means no answer, with the reason in `body`.
 
     `date` is the API server's time, `wait_s` the requested wait (Retry-After).
     """
@@ -159,6 +159,11 @@ class Api:
         """
         self.server = str(where.configuration.host)
         self.context = where.context
+
+    @property
+    def name(self) -> str:
+        """The cluster, for people: the address of the server, and the context."""
+        return f"{self.server} (context {self.context})" if self.context else self.server
 
     def now(self) -> datetime | None:
         """Return the API server's time, to within a second; None if it is unknown."""

@@ -45,7 +45,7 @@ _CLOSE_S: Final = 1.0
 
 
 class NoCluster(Exception):
-    """No Kubernetes API can be reached with these settings; the text says what was tried."""
+    """No Kubernetes API can be reached with these settings; the message lists the attempts."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,9 +4,10 @@ import enum
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Final
 
+from muster import wording
 from muster.kubernetes import objects
 
 PART_OF: Final = "app.kubernetes.io/part-of=muster"
@@ -18,6 +19,7 @@ HTTP_PORT: Final = 8080
 TESTS: Final = frozenset({"muster-test", "muster-test-device"})
 """The pods of `helm test` are not parts of muster; a failed one stays in the cluster."""
 _NAME: Final = "app.kubernetes.io/name"
+_RECENT: Final = timedelta(hours=1)
 _PASSWORD: Final = re.compile(r"[A-Za-z0-9_.~-]+")
 _TLS: Final = "-nats-tls"
 """The name of NATS' certificate ends with this suffix; it begins with the prefix of all names."""
@@ -27,7 +29,7 @@ _RECEIVERS: Final = "receivers"
 
 
 class Unreachable(Exception):
-    """The cluster or its muster is unusable; the text says what was tried and what is missing."""
+    """The cluster or its muster is unusable; the message gives the attempts and what is missing."""
 
 
 class Allocation(enum.Enum):
@@ -159,24 +161,23 @@ class Pod(objects.HasMetadata, frozen=True):
             reasons += [unmet.message or unmet.reason] if unmet and unmet.status != "True" else []
         return next(filter(None, reasons), "") or self.status.phase or "unknown"
 
-    @property
-    def restarted_at(self) -> datetime | None:
-        """Return when a container last ended before a restart; None if none was restarted."""
-        ends = (objects.parse_time(detail.finished_at) for detail in self._ends())
-        return max(filter(None, ends), default=None)
 
-    @property
-    def last_end(self) -> str:
-        """Return why containers last ended, such as `OOMKilled`."""
-        texts = (f"{end.reason or 'ended'}, exit code {end.exit_code}" for end in self._ends())
-        return next(texts, "")
+def recent_failure(status: objects.PodStatus, now: datetime) -> str:
+    """Return how a container of a pod last failed within the last hour; empty if none did.
 
-    def _ends(self) -> list[objects.ContainerStateDetail]:
-        """Return the last terminations of the containers, latest first."""
-        statuses = self.status.container_statuses or ()
-        states = [status.last_state for status in statuses if status.last_state]
-        ends = [state.terminated for state in states if state.terminated]
-        return sorted(ends, key=lambda end: end.finished_at or "", reverse=True)
+    A pod whose containers fail repeatedly may be ready between two failures.
+    """
+    failures = []
+    for container in status.container_statuses or ():
+        end = container.last_state.terminated if container.last_state else None
+        at = objects.parse_time(end.finished_at) if end else None
+        if end is not None and end.exit_code and at is not None and now - at < _RECENT:
+            text = (
+                f"{wording.counted(container.restart_count, 'restart')} of {container.name}, the "
+                f"last at {at:%H:%M} UTC ({end.reason or 'ended'}, exit code {end.exit_code})"
+            )
+            failures.append((at, text))
+    return max(failures)[1] if failures else ""
 
 
 class Secret(objects.HasMetadata, frozen=True):

@@ -120,7 +120,7 @@ class Offer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PluginPod:
-    """A pod of a known plugin; `ready_s` and `unready_s` say for how long it is or is not Ready."""
+    """A pod of a known plugin, and how many seconds it has been Ready or not Ready."""
 
     pod: Pod
     plugin: known_plugins.KnownPlugin

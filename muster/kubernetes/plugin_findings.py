@@ -1,6 +1,6 @@
 """Pure: finds device plugins that run but do not work, from the Kubernetes API alone.
 
-The numbers come about as follows (kubelet devicemanager, 1.36). When a plugin's stream ends, the
+The kubelet computes the numbers as follows (devicemanager, 1.36). When a plugin's stream ends, the
 kubelet keeps the node's capacity and sets allocatable to 0. After 5 minutes, or at once after a
 restart of the kubelet, both are 0, but the resource stays in the node's status. A plugin that
 reports all its devices Unhealthy also has capacity and no allocatable.
@@ -188,7 +188,7 @@ def _fewer(
 
 
 def _pod(facts: Facts, plugin: PluginPod) -> Iterable[PluginFinding]:
-    """Yield a plugin's pod that keeps crashing or has been unready for long."""
+    """Yield a plugin's pod that crashes repeatedly or has been unready for long."""
     node = facts.nodes.get(plugin.pod.node_name)
     if node is not None and not node.is_settled:
         return
@@ -198,7 +198,7 @@ def _pod(facts: Facts, plugin: PluginPod) -> Iterable[PluginFinding]:
     waiting = [state.waiting for state in states if state.waiting]
     is_crashing = any(each.reason == "CrashLoopBackOff" for each in waiting)
     if is_crashing:
-        text = f"keeps crashing: {restarts} restarts"
+        text = f"crashes repeatedly: {restarts} restarts"
     elif unready_s >= plugin_facts.NOT_READY_S:
         text = f"has been unready for {int(unready_s // 60)} minutes"
     elif restarts >= _RESTARTS_MIN and any(

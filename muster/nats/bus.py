@@ -34,7 +34,7 @@ _QUEUED = prometheus_client.Gauge("muster_bus_queued_events", "Events waiting fo
 
 
 class NobodyAnswered(Exception):
-    """A request was not answered; `subscribed` says whether a subscriber may have received it."""
+    """A request was not answered; `subscribed` is whether a subscriber may have received it."""
 
     def __init__(self, subject: str, *, subscribed: bool) -> None:
         super().__init__(f"{subject}: {'no answer in time' if subscribed else 'no subscriber'}")
@@ -243,11 +243,13 @@ class Bus:
         """Publish an event as one or more messages; return False if this is not the leader."""
         for subject, payload, key in self._messages(event, sequence, event_id):
             headers = {"Nats-Msg-Id": key, "Content-Type": codec.CONTENT_TYPE}
-            stored = await jetstream.store(
-                self.link, subject, payload, headers, is_leader=is_leader
-            )
-            if stored is jetstream.Stored.NO_LONGER_LEADER:
-                return False
+            # what the server refuses once, it refuses always; `store` has logged it
+            with contextlib.suppress(jetstream.Refused):
+                stored = await jetstream.store(
+                    self.link, subject, payload, headers, is_leader=is_leader
+                )
+                if stored is jetstream.Stored.NO_LONGER_LEADER:
+                    return False
         return True
 
     def _messages(

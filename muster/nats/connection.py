@@ -1,8 +1,8 @@
 """Adapter: NATS: one connection that recovers from every outage.
 
-A lost server is redialled with jitter. A client that nats-py closed for good (as it does after most
-`-ERR`) is replaced, and subscriptions are restored. Errors are counted by kind; an outage is logged
-once when it begins and once when it ends; refusals and dropped messages are always logged.
+A lost server is redialled with jitter. A client that nats-py closed permanently (as it does after
+most `-ERR`) is replaced, and subscriptions are restored. Errors are counted by kind; an outage is
+logged once when it begins and once when it ends; refusals and dropped messages are always logged.
 """
 
 import asyncio
@@ -144,7 +144,7 @@ class Connection:
     async def changes(self) -> AsyncIterator[bool]:
         """Yield the current state, then every change: True if connected, False if disconnected.
 
-        Each True stands for a new connection. A loss and a reconnect between two calls become a
+        Each True means a new connection. A loss and a reconnect between two calls become a
         single True.
         """
         last: tuple[bool, int] | None = None

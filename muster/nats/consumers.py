@@ -109,6 +109,7 @@ async def follow(
         client = await link.client()
         try:
             info = await client.jetstream().stream_info(stream.name)
+            runtime.end_if_cancelled()
             if after is not None and position < 0:
                 position = after if after <= info.state.last_seq else 0
             elif since is None and position < 0 and not is_newest_first:
@@ -132,6 +133,7 @@ async def follow(
                     if event is not None:
                         yield event
         except (jetstream.ConsumerLost, *connection.LOST) as error:
+            runtime.end_if_cancelled()
             is_missing = stream_info.is_missing(stream, error)
             await (asyncio.sleep(_MISSING_S) if is_missing else retry.wait(error))
 
@@ -199,6 +201,49 @@ async def each_newest(
             return
 
 
+async def past(
+    link: connection.Connection,
+    stream: streams.Stream,
+    *,
+    filters: Sequence[str],
+    since: datetime,
+    events_max: int,
+) -> list[codec.CloudEvent]:
+    """Return the stored events since a time, oldest first; of too many, the first `events_max`.
+
+    Waits until the server answers, however long that takes.
+    """
+    config = api.ConsumerConfig(
+        filter_subjects=list(filters),
+        ack_policy=api.AckPolicy.NONE,
+        deliver_policy=api.DeliverPolicy.BY_START_TIME,
+        opt_start_time=since,
+        inactive_threshold=_ONCE_S,
+        mem_storage=True,
+    )
+    retry = jetstream.ReadRetry(link, stream.name)
+    while True:
+        client = await link.client()
+        whole = _Whole()
+        events: list[codec.CloudEvent] = []
+        try:
+            pulled = jetstream.pull(
+                client, stream.name, config, until_empty=True, served=retry.reset
+            )
+            async with contextlib.aclosing(pulled) as messages:
+                async for message in messages:
+                    event = whole.add(_decoded(message))
+                    events += [event] if event is not None else []
+                    if len(events) >= events_max:
+                        break
+        except (jetstream.ConsumerLost, *connection.LOST) as error:
+            if stream_info.is_missing(stream, error):
+                return []
+            await retry.wait(error)
+        else:
+            return events
+
+
 class _Whole:
     """Joins the inventory pages of one reader, and counts the pages of incomplete inventories."""
 
@@ -243,13 +288,14 @@ async def _dead_letter(
         reason=error.reason,
         detail=error.detail[:_DETAIL_SHOWN_MAX],
     )
-    await jetstream.store(
-        link,
-        f"muster.dlq.{consumer}.{error.reason}",
-        message.data,
-        {
-            "Nats-Msg-Id": f"{origin.stream}:{origin.sequence.stream}:{consumer}",
-            "Muster-Subject": message.subject,
-            "Muster-Reason": str(error.reason),
-        },
-    )
+    with contextlib.suppress(jetstream.Refused):
+        await jetstream.store(
+            link,
+            f"muster.dlq.{consumer}.{error.reason}",
+            message.data,
+            {
+                "Nats-Msg-Id": f"{origin.stream}:{origin.sequence.stream}:{consumer}",
+                "Muster-Subject": message.subject,
+                "Muster-Reason": str(error.reason),
+            },
+        )

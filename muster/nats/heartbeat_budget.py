@@ -9,8 +9,8 @@ server delivers more nevertheless, the reader ends the subscription itself.
 
 Unknown nodes are discovered by a subscription to all nodes, which has its own small budget. While
 new nodes appear, and no single node uses most of that budget, this subscription is renewed at once;
-otherwise it is renewed less and less often. A node that it misses becomes known through the node's
-events or the Kubernetes API.
+otherwise the intervals between renewals grow. A node that it misses becomes known through the
+node's events or the Kubernetes API.
 
 nats-server may lose a message that it delivers to a subscription that is just ending. So a node's
 previous subscription ends some time after the new one has begun. Meanwhile a heartbeat may be
@@ -32,7 +32,7 @@ _NOISY_PERIODS: Final = 3
 """A node is noisy after it has exceeded its budget in this many consecutive periods."""
 _DISCOVER_S: Final = 0.05
 _DISCOVER_LONG_S: Final = 10.0
-"""Twice the usual heartbeat interval: by then, every known node has been heard."""
+"""Twice the usual heartbeat interval: by then, every known node has sent a heartbeat."""
 _SENDERS_MAX: Final = 8
 _OVERLAP_S: Final = 0.2
 """Far longer than a busy server takes to deliver a message to the subscriptions it has matched."""

@@ -2,8 +2,8 @@
 
 Heartbeats arrive over their own connection, so that answers to requests do not queue behind ten
 thousand heartbeats. If the reader cannot keep up, heartbeats queue in nats-server, which finally
-closes the connection. So the reader knows that heartbeats are missing; if heartbeats were dropped
-instead, their senders would seem silent.
+closes the connection. The reader therefore detects that heartbeats are missing; if heartbeats were
+dropped instead, their senders would seem silent.
 
 A single heartbeat is handled at once. If more arrive, they are read every 100 ms, and if very many
 arrive, every 250 ms. Read one by one through nats-py, 2,000 heartbeats a second take 17 % of a

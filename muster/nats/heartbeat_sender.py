@@ -29,7 +29,7 @@ _DIGITS: Final = 2
 
 
 class Sender(NamedTuple):
-    """The heartbeat fields that only the sender knows."""
+    """The heartbeat fields that the sender adds."""
 
     instance: str
     boot: str
@@ -45,11 +45,11 @@ class Plugin(Protocol):
 
     @property
     def name(self) -> str:
-        """The node's name."""
+        """The name of the node."""
 
     @property
     def plugin(self) -> str:
-        """The plugin's name."""
+        """The name of the plugin."""
 
     @property
     def config_hash(self) -> str:

@@ -18,7 +18,7 @@ import prometheus_client
 from nats.aio.client import Client
 from nats.js import api
 
-from muster.nats import compat, connection, streams
+from muster.nats import compat, connection, stream_info, streams
 from muster.service import logs, runtime
 
 _OTHER_CONFIGURATION: Final = 10058
@@ -64,8 +64,10 @@ async def create_streams(client: Client, *, replicas: int = 1) -> None:
     for bucket in streams.BUCKETS:
         try:
             existing = (await jetstream.stream_info(f"KV_{bucket.name}")).config
-            if (existing.num_replicas or 1) < replicas:
-                await jetstream.update_stream(existing.evolve(num_replicas=replicas))
+            subjects, count = list(bucket.subjects), max(replicas, existing.num_replicas or 1)
+            if (existing.subjects, existing.num_replicas or 1) != (subjects, count):
+                wanted = existing.evolve(subjects=subjects, num_replicas=count)
+                await jetstream.update_stream(wanted)
         except nats.js.errors.NotFoundError:
             await _create_bucket(client, bucket, replicas=replicas)
 
@@ -73,14 +75,12 @@ async def create_streams(client: Client, *, replicas: int = 1) -> None:
 async def _create_bucket(client: Client, bucket: streams.Bucket, *, replicas: int) -> None:
     """Create a bucket as nats-py does (client.py, create_key_value; 2.16), but set its revision.
 
-    The revisions of a lock must not restart with the bucket: a process that remembers a revision of
-    a lost bucket would take every later holder for an earlier one. So revisions start at the time
-    in ms, which grows faster than the number of claims. This fails only if the clock is set back by
-    more than the lost bucket's age.
+    With revisions from 1, a process that remembers a lost bucket would take every later holder of a
+    lock for an earlier one. The time in ms grows faster than the number of claims.
     """
     config = api.StreamConfig(
         name=f"KV_{bucket.name}",
-        subjects=[f"$KV.{bucket.name}.>"],
+        subjects=list(bucket.subjects),
         max_age=bucket.age_max_s,
         max_bytes=bucket.bytes_max,
         max_msgs_per_subject=1,
@@ -91,7 +91,7 @@ async def _create_bucket(client: Client, bucket: streams.Bucket, *, replicas: in
         allow_rollup_hdrs=True,
         allow_msg_ttl=True,
         deny_delete=True,
-        first_seq=int(time.time() * 1000) if bucket.is_lock else None,
+        first_seq=int(time.time() * 1000) if bucket.lock_key else None,
     )
     try:
         await client.jetstream().add_stream(config)
@@ -153,7 +153,11 @@ _REFUSALS: Final = prometheus_client.Counter(
 
 
 class ConsumerLost(Exception):
-    """The server no longer knows the consumer."""
+    """The consumer no longer exists on the server."""
+
+
+class Refused(Exception):
+    """The server refused the message, and would refuse it again; the text says why."""
 
 
 class Stored(enum.StrEnum):
@@ -162,8 +166,6 @@ class Stored(enum.StrEnum):
     NEW = "new"
     REPEATED = "repeated"
     """The stream already contained the message."""
-    REFUSED = "refused"
-    """The server refused the message, and would refuse it again."""
     NO_LONGER_LEADER = "no_longer_leader"
 
 
@@ -185,7 +187,7 @@ class ReadRetry:
         if self._retry.failures + 1 >= _FAILURES_LOGGED:
             text = f"{self._stream} cannot be read: {error or type(error).__name__}"
             if self not in self._link.unread:
-                logs.logger().error("stream_unreadable", stream=self._stream, error=text)
+                stream_info.log_failure("stream_unreadable", error, stream=self._stream, error=text)
             self._link.unread[self] = text
         await self._retry.wait()
 
@@ -265,6 +267,7 @@ async def store(
     with the same `Nats-Msg-Id` counts as this message.
 
     Failures that last while the server is connected are logged when they begin and when they end.
+    Raises Refused, which is logged, too.
     """
     retry = runtime.Retry(connection.BACKOFF)
     while True:
@@ -280,11 +283,12 @@ async def store(
             if not is_queue and isinstance(error, _FINAL_REFUSALS):
                 connection.PUBLISHED.labels("refused").inc()
                 logs.logger().error("message_refused_by_nats", subject=subject, error=str(error))
-                return Stored.REFUSED
+                reason = getattr(error, "description", None) or str(error)
+                raise Refused(reason) from error
             connection.PUBLISHED.labels("retried").inc()
             if retry.failures + 1 == _FAILURES_LOGGED:
                 text = str(error) or type(error).__name__
-                logs.logger().error("publishing_delayed", subject=subject, error=text)
+                stream_info.log_failure("publishing_delayed", error, subject=subject, error=text)
             if isinstance(error, nats.js.errors.NoStreamResponseError):
                 with contextlib.suppress(*connection.LOST):
                     await link.prepare(client)
@@ -305,7 +309,7 @@ async def store(
 
 
 def newest_of_each(subject: str) -> api.ConsumerConfig:
-    """Configure an ephemeral consumer that delivers each subject's newest message, then changes."""
+    """Configure an ephemeral consumer that delivers each subject's newest message first."""
     return api.ConsumerConfig(
         filter_subjects=[subject],
         ack_policy=api.AckPolicy.NONE,
@@ -321,7 +325,7 @@ async def newest(
     """Return the newest message of each matching subject, oldest first; retries without limit.
 
     Every message that was stored before this call is included: an ephemeral consumer may be on a
-    replica that is behind, so the stream's leader is asked for its last message.
+    replica that is behind, so the last message is requested from the stream's leader.
     """
     config = newest_of_each(subject)
     retry = ReadRetry(link, stream)

@@ -139,7 +139,7 @@ class Lock(leadership.Election):
         """The revision that the key must have for the next claim to succeed."""
         self._answered_at = leadership.now()
         self._error = ""
-        """Why the last request got no answer; empty if it was answered."""
+        """Why the last request had no answer; empty if it was answered."""
         self._is_unanswered = False
         """Whether the last request may have succeeded without an answer."""
 
@@ -148,7 +148,7 @@ class Lock(leadership.Election):
         unanswered_s = leadership.now() - self._answered_at
         if unanswered_s <= self._timing.ttl_s:
             return None
-        reason = self._error or "not asked yet"
+        reason = self._error or "not queried yet"
         return f"the lock has not answered for {unanswered_s:.0f} s: {reason}"
 
     async def _keep(self) -> None:

@@ -9,7 +9,7 @@ consumer dies, its messages are redelivered to the next consumer.
 import asyncio
 import contextlib
 import functools
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -36,6 +36,7 @@ async def put(
     """Write a value, without a time limit; an empty value deletes the key.
 
     Returns False if `is_leader` returned False before the value was written (see `Bus.publish`).
+    Raises `jetstream.Refused`.
     """
     headers = {} if value else {"KV-Operation": "DEL"}
     subject = _subject(bucket, key)
@@ -261,12 +262,18 @@ async def waiting_messages(
     link: connection.Connection, stream: streams.Stream, subject: str
 ) -> list[tuple[str, bytes, Mapping[str, str], int]]:
     """Return subject, body, headers and sequence of every message; retries without limit."""
+    return await newest_messages(link, stream, await waiting_subjects(link, stream, subject))
+
+
+async def newest_messages(
+    link: connection.Connection, stream: streams.Stream, names: Sequence[str]
+) -> list[tuple[str, bytes, Mapping[str, str], int]]:
+    """Return the newest message on each of these subjects, as above; retries without limit."""
     # a work queue delivers only to its workers, so each message is read individually
     retry = jetstream.ReadRetry(link, stream.name)
     while True:
         client = await link.client()
         try:
-            names = await jetstream.subjects(client, stream.name, subject)
             messages: list[tuple[str, bytes, Mapping[str, str], int]] = []
             for start in range(0, len(names), _READ_AT_ONCE):
                 some = names[start : start + _READ_AT_ONCE]

@@ -9,7 +9,7 @@ import nats.js.errors
 from nats.aio.client import Client
 
 from muster.nats import streams
-from muster.service import runtime
+from muster.service import logs, runtime
 
 _NO_STREAM: Final = 10059
 """nats-server's JSStreamNotFoundErr."""
@@ -20,8 +20,20 @@ Shape = TypeVar("Shape")
 
 def is_missing(stream: streams.Stream, error: BaseException) -> bool:
     """Return whether reading failed because an optional stream does not exist yet."""
-    is_not_there = isinstance(error, nats.js.errors.NotFoundError) and error.err_code == _NO_STREAM
-    return is_not_there and stream.is_optional
+    return stream.is_optional and is_no_stream(error)
+
+
+def is_no_stream(error: BaseException) -> bool:
+    """Return whether an error says that the stream does not exist."""
+    if isinstance(error, nats.js.errors.NotFoundError):
+        return bool(error.err_code == _NO_STREAM)
+    return isinstance(error, nats.js.errors.NoStreamResponseError)
+
+
+def log_failure(event: str, reason: BaseException, **details: str) -> None:
+    """Log an error, or a warning if the stream does not exist: health creates it when it starts."""
+    log = logs.logger()
+    (log.warning if is_no_stream(reason) else log.error)(event, **details)
 
 
 class _State(msgspec.Struct):

@@ -1,9 +1,9 @@
 """Pure: defines muster's JetStream streams and buckets, with all their limits.
 
 Plugins report to EVENTS and INVENTORY. ALERTS stores health's conclusions, LABELS the labeler's
-decisions, and NOTIFICATIONS the notifier's deliveries: no service can evict the messages of
-another. DEAD_LETTERS stores unreadable events and undelivered notifications, OUTBOX the
-notifications to deliver.
+decisions, NOTIFICATIONS the notifier's deliveries, and AUDIT what people did in the console: no
+service can evict the messages of another. DEAD_LETTERS stores unreadable events and undelivered
+notifications, OUTBOX the notifications to deliver.
 
 A full stream removes its oldest messages, whoever published them. So plugins' messages are small,
 and few are stored per subject: a node that floods the stream replaces its own earlier messages, and
@@ -67,8 +67,15 @@ class Bucket:
     bytes_max: int
     value_bytes_max: int = 1_000_000
     age_max_s: float = 0.0
-    is_lock: bool = False
-    """Whether revisions must keep increasing if the bucket is lost and created again."""
+    lock_key: str = ""
+    """The only key of a lock; empty for other buckets. Revisions of a lock must keep increasing if
+    the bucket is lost and created again.
+    """
+
+    @property
+    def subjects(self) -> tuple[str, ...]:
+        """The stored subjects. A lock stores no other key: a full bucket refuses each renewal."""
+        return (f"$KV.{self.name}.{self.lock_key or '>'}",)
 
 
 EVENTS: Final = Stream(
@@ -125,6 +132,16 @@ NOTIFICATIONS: Final = Stream(
     kept_min_s=_DAY_S,
     is_optional=True,
 )
+AUDIT: Final = Stream(
+    name="MUSTER_AUDIT",
+    subjects=("muster.audit.>",),
+    age_max_s=90 * _DAY_S,
+    bytes_max=16 * _MIB,
+    # every act has the same subject
+    per_subject_max=100_000,
+    kept_min_s=_DAY_S,
+    is_optional=True,
+)
 DEAD_LETTERS: Final = Stream(
     name="MUSTER_DLQ",
     subjects=("muster.dlq.>",),
@@ -142,18 +159,22 @@ OUTBOX: Final = Stream(
     per_subject_max=1,
     is_queue=True,
 )
-STREAMS: Final = (EVENTS, INVENTORY, ALERTS, LABELS, NOTIFICATIONS, DEAD_LETTERS, OUTBOX)
+STREAMS: Final = (EVENTS, INVENTORY, ALERTS, LABELS, NOTIFICATIONS, AUDIT, DEAD_LETTERS, OUTBOX)
 """All streams in the order of their creation: the previous version's ALERTS contains subjects of
 the other streams, and a subject can belong to one stream only.
 """
-FOLLOWED: Final = (EVENTS, INVENTORY, ALERTS, LABELS, NOTIFICATIONS)
+FOLLOWED: Final = (EVENTS, INVENTORY, ALERTS, LABELS, NOTIFICATIONS, AUDIT)
 """The streams that may have any number of readers."""
 
 STATE: Final = Bucket(name="muster_state", bytes_max=128 * _MIB)
 LEDGER: Final = Bucket(name="muster_ledger", bytes_max=64 * _MIB, age_max_s=90 * _DAY_S)
-LEADER: Final = Bucket(name="muster_leader", bytes_max=_MIB, value_bytes_max=1_000, is_lock=True)
+LEADER: Final = Bucket(
+    name="muster_leader", bytes_max=_MIB, value_bytes_max=1_000, lock_key="health"
+)
 """The leading health service's claim. The bucket has no limit markers: they would not expire."""
-TENURE: Final = Bucket(name="muster_tenure", bytes_max=_MIB, value_bytes_max=1_000, is_lock=True)
+TENURE: Final = Bucket(
+    name="muster_tenure", bytes_max=_MIB, value_bytes_max=1_000, lock_key="notifier"
+)
 """The leading notifier's claim is in a separate bucket, so that neither service can take the
 other's lock.
 """

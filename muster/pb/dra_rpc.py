@@ -41,7 +41,7 @@ class Servicer(Protocol):
         request: dra.NodeUnprepareResourcesRequest,
         context: rpc.Context[dra.NodeUnprepareResourcesRequest, dra.NodeUnprepareResourcesResponse],
     ) -> dra.NodeUnprepareResourcesResponse:
-        """Take back what was prepared."""
+        """Undo the preparation of claims."""
 
 
 def handler(servicer: Servicer) -> grpc.GenericRpcHandler:

@@ -152,7 +152,7 @@ def _parser(service: str, prefix: str, formats: Collection[str]) -> argparse.Arg
     parser.add_argument(
         "--check",
         action="store_true",
-        help="print the effective settings, or why the service would not start",
+        help="print the effective settings, or why the service cannot start",
     )
     parser.add_argument("--version", action="version", version=f"muster {muster.__version__}")
     return parser

@@ -1,8 +1,9 @@
 """Adapter: import tricks that reduce the memory of the processes on each node.
 
-The plugin runs on every node, so its memory matters: modules that its packages load but never use
-are not imported. After the registration, with the bus imported, its resident memory is 64.4 MiB
-without these tricks and 47.6 MiB with them (CPython 3.11, x86-64, all extras installed). Each trick
+The plugin runs on every node, so it must use little memory: modules that its packages load but
+never use are not imported. After the registration, with the bus imported, its resident memory is
+64.4 MiB without these tricks and 47.6 MiB with them (CPython 3.11, x86-64, all extras installed).
+Each trick
 saves:
 
     nats-py finds no aiohttp, which it needs for WebSockets only                  | 13.2 MiB

@@ -2,7 +2,9 @@
 
 import asyncio
 import contextlib
+import functools
 import os
+import urllib.parse
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Final
 
@@ -13,11 +15,20 @@ from muster.service import metrics, runtime
 
 Answer = tuple[int, str, bytes]
 Route = Callable[[], Answer]
+QueriedRoute = Callable[[Mapping[str, str]], Answer]
+"""A route that receives the fields of the URL's query."""
 
 _REQUEST_BYTES_MAX: Final = 8192
 _REQUEST_TIMEOUT_S: Final = 5.0
 _CONNECTIONS_MAX: Final = 64
-_REASONS: Final = {200: "OK", 404: "Not Found", 405: "Method Not Allowed", 503: "Unavailable"}
+_FIELDS_MAX: Final = 10
+_REASONS: Final = {
+    200: "OK",
+    400: "Bad Request",
+    404: "Not Found",
+    405: "Method Not Allowed",
+    503: "Unavailable",
+}
 
 
 def always() -> str | None:
@@ -37,6 +48,11 @@ def check(problem: Callable[[], str | None]) -> Route:
     return answer
 
 
+def bad_request(problem: str) -> Answer:
+    """Return the answer to an invalid request."""
+    return 400, "text/plain", f"{escaping.plain(problem)}\n".encode()
+
+
 @contextlib.asynccontextmanager
 async def serve(
     host: str,
@@ -46,17 +62,22 @@ async def serve(
     healthy: Callable[[], str | None] = always,
     registry: prometheus_client.CollectorRegistry = prometheus_client.REGISTRY,
     more: Mapping[str, Route] | None = None,
+    queried: Mapping[str, QueriedRoute] | None = None,
 ) -> AsyncIterator[str]:
     """Serve until the block ends; yield the address, `http://host:port`. Port 0 means a free port.
 
-    `ready` and `healthy` return a problem, or None. `more` adds routes, such as `/state`. Raises
-    CannotStart when the port is not available.
+    `ready` and `healthy` return a problem, or None. `more` adds routes, such as `/state`, and
+    `queried` adds routes with a query. Raises CannotStart when the port is not available.
     """
-    routes: dict[str, Route] = {
+    unqueried: dict[str, Route] = {
         "/healthz": check(healthy),
         "/readyz": check(ready),
         "/metrics": lambda: (200, *metrics.exported(registry)),
         **(more or {}),
+    }
+    routes: dict[str, QueriedRoute] = {
+        **{path: functools.partial(_ignoring_query, route) for path, route in unqueried.items()},
+        **(queried or {}),
     }
     clients: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
 
@@ -105,15 +126,27 @@ def _abort(writer: asyncio.StreamWriter) -> None:
         writer.transport.abort()
 
 
-def _respond(routes: Mapping[str, Route], head: bytes) -> bytes:
+def _ignoring_query(route: Route, _: Mapping[str, str]) -> Answer:
+    return route()
+
+
+def _respond(routes: Mapping[str, QueriedRoute], head: bytes) -> bytes:
     method, _, rest = head.partition(b" ")
-    path = rest.split(b" ", 1)[0].split(b"?", 1)[0].decode("latin-1")
+    target = rest.split(b" ", 1)[0].decode("latin-1")
+    path, _, query = target.partition("?")
     if path not in routes:
         status, kind, body = 404, "text/plain", "\n".join((*routes, "")).encode()
     elif method not in {b"GET", b"HEAD"}:
         status, kind, body = 405, "text/plain", b"GET only\n"
     else:
-        status, kind, body = routes[path]()
+        try:
+            fields = urllib.parse.parse_qsl(
+                query, keep_blank_values=True, max_num_fields=_FIELDS_MAX
+            )
+        except ValueError as error:
+            status, kind, body = bad_request(str(error))
+        else:
+            status, kind, body = routes[path](dict(fields))
     lines = f"HTTP/1.1 {status} {_REASONS[status]}\r\nContent-Type: {kind}\r\n"
     lines += f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
     return lines.encode() + (b"" if method == b"HEAD" else body)

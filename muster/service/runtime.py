@@ -18,7 +18,7 @@ _CANCELS_MAX: Final = 10
 
 
 class CannotStart(Exception):
-    """The service cannot start; the text says what was tried and how to correct it."""
+    """The service cannot start; the message names the attempt and the correction."""
 
 
 async def _nothing() -> None:
@@ -37,7 +37,7 @@ def end_if_cancelled() -> None:
     """Raise CancelledError if this task was cancelled and the exception was lost.
 
     Before Python 3.12 asyncio.wait_for, which nats-py and grpc.aio use, drops a cancellation that
-    arrives together with the awaited result: the task would go on forever. Call this after each
+    arrives together with the awaited result: the task would continue forever. Call this after each
     such wait.
     """
     task = asyncio.current_task()
@@ -94,7 +94,8 @@ class Retry:
         self._delays = delays
 
     async def wait(self, *, at_least_s: float = 0.0) -> None:
-        """Count a failure and wait for the next attempt."""
+        """Count a failure and wait for the next attempt; see `end_if_cancelled`."""
+        end_if_cancelled()
         self.failures += 1
         longest_s = max(self._delays.delay_s(self.failures), at_least_s)
         await asyncio.sleep(longest_s * random.uniform(1.0 - self._delays.jitter, 1.0))  # noqa: S311  # jitter, not a secret

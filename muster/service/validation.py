@@ -237,13 +237,13 @@ def section_in(kind: Any) -> tuple[bool, type[msgspec.Struct] | None]:
         return True, inner[0][1] if inner else None
     if origin in {typing.Union, types.UnionType}:
         return inner[0] if inner else (False, None)
-    assert not inner, f"{kind}: a section stands alone or in a tuple, else its keys go unchecked"
+    assert not inner, f"{kind}: a section must be single or in a tuple, or its keys go unchecked"
     is_section = isinstance(kind, type) and issubclass(kind, msgspec.Struct)
     return False, kind if is_section else None
 
 
 def _translated(kind: Any, value: Any, path: str, error: str) -> Problem:
-    """Translate an error from msgspec into muster's words."""
+    """Translate an error text from msgspec to muster's wording."""
     place = _AT.search(error)
     error = error[: place.start()] if place else error
     for index, name in _STEP.findall(place["at"]) if place else ():

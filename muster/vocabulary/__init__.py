@@ -1,11 +1,12 @@
-"""All events on the bus and their subjects; `EVENTS` is the complete set.
+"""Defines all events on the bus and their subjects; `EVENTS` is the complete set.
 
 `facts` has the common parts (names, subjects, node and time), `plugin` the events of plugins,
 `fuse` those of the FUSE broker (also a plugin), `watch` the observations of plugins that muster
 does not run, and `conclusions` the events of the central services. Plugins publish on
 `muster.heartbeat`, `muster.event` and `muster.inventory`, and answer on `muster.rpc`; the central
 services on `muster.verdict`, `muster.alert`, `muster.label` and `muster.notification`; `muster.sys`
-is about muster itself. Import this package, not its modules: `from muster import vocabulary`.
+is about muster itself, and `muster.audit` about what people did in the console. Import this
+package, not its modules: `from muster import vocabulary`.
 """
 
 import fnmatch
@@ -16,6 +17,8 @@ from typing import Final
 from muster.vocabulary.conclusions import (
     CONSOLE as CONSOLE,
     NOBODY_NOTIFIED as NOBODY_NOTIFIED,
+    Act as Act,
+    ActOutcome as ActOutcome,
     AlertChanged as AlertChanged,
     AlertKind as AlertKind,
     AlertState as AlertState,
@@ -27,6 +30,7 @@ from muster.vocabulary.conclusions import (
     NotificationDelivered as NotificationDelivered,
     NotificationEvent as NotificationEvent,
     NotificationFailed as NotificationFailed,
+    OperatorActed as OperatorActed,
     ReceiversConfigured as ReceiversConfigured,
     NotificationReason as NotificationReason,
     RemediationDecided as RemediationDecided,
@@ -135,6 +139,7 @@ EVENTS: Final[tuple[type[Event], ...]] = (
     NotificationDelivered,
     NotificationFailed,
     ReceiversConfigured,
+    OperatorActed,
 )
 
 

@@ -11,7 +11,7 @@ from muster.vocabulary import facts
 
 CONSOLE: Final = "console"
 """The kind of the receiver that only writes to the notifier's log."""
-NOBODY_NOTIFIED: Final = "nobody is notified yet: alerts go to the notifier's log alone"
+NOBODY_NOTIFIED: Final = "nobody is notified yet: alerts go only to the notifier's log"
 
 
 class Verdict(enum.StrEnum):
@@ -28,7 +28,7 @@ class Verdict(enum.StrEnum):
     MISSING = "MISSING"
     MAINTENANCE = "MAINTENANCE"
     FLAPPING = "FLAPPING"
-    """Nothing is wrong at present, but the plugin's process restarts again and again."""
+    """Nothing is wrong at present, but the plugin's process restarts repeatedly."""
     SPLIT_BRAIN = "SPLIT_BRAIN"
 
 
@@ -95,7 +95,8 @@ class AlertState(enum.StrEnum):
 class NotificationReason(enum.StrEnum):
     """Why a notification is sent now (Alertmanager notify/dedup_stage.go).
 
-    ACKNOWLEDGED is specific to muster: an alert was notified and still fires, but is now silenced.
+    Two are specific to muster. ACKNOWLEDGED: an alert was notified and still fires, but is now
+    silenced. CHANGED: a firing alert now has another cause, more devices, or names the first pods.
     """
 
     FIRST = "first"
@@ -104,6 +105,23 @@ class NotificationReason(enum.StrEnum):
     ALL_RESOLVED = "all_resolved"
     REPEAT = "repeat"
     ACKNOWLEDGED = "acknowledged"
+    CHANGED = "changed"
+
+
+class Act(enum.StrEnum):
+    """What a person may do in the console."""
+
+    SILENCE = "silence"
+    EXPIRE_SILENCE = "expire_silence"
+    SEND_AGAIN = "send_again"
+
+
+class ActOutcome(enum.StrEnum):
+    """The outcome of an act; FAILED also if NATS did not confirm it, so that it may be done."""
+
+    DONE = "done"
+    REFUSED = "refused"
+    FAILED = "failed"
 
 
 class LabelEvent(facts.Event, frozen=True, kw_only=True):
@@ -129,7 +147,7 @@ class LabelsApplied(LabelEvent, frozen=True, kw_only=True):
 
 
 class LabelsRefused(LabelEvent, frozen=True, kw_only=True):
-    """Labels that were requested but not written; `reason` says why."""
+    """Labels that were requested but not written, with the `reason`."""
 
     TYPE = "labels.refused"
     SUBJECT = "muster.label.{node}.labels.refused"
@@ -138,7 +156,7 @@ class LabelsRefused(LabelEvent, frozen=True, kw_only=True):
 class VerdictChanged(facts.Event, frozen=True, kw_only=True):
     """Health's verdict on a plugin changed; `rule` is the rule that applied.
 
-    `flapping` means that the plugin fails again and again, whatever the verdict is. `watched` is
+    `flapping` means that the plugin fails repeatedly, whatever the verdict is. `watched` is
     the resource or driver if muster does not run the plugin but only watches it. `leader` is the
     fencing token of the health service that published the verdict: a token lower than an earlier
     one belongs to a former leader.
@@ -175,8 +193,8 @@ class AlertChanged(facts.Event, frozen=True, kw_only=True):
 
     The subject of a firing alert may change, for example from a plugin that is down to a node that
     is down: the newest event with the fingerprint is valid. `change` counts from 0 while the alert
-    fires. `devices` and `pods` have the first of `devices_total` and `pods_total`. `advice` says
-    what to do first. `flapping` means that the plugin fails again and again, whatever its present
+    fires. `devices` and `pods` have the first of `devices_total` and `pods_total`. `advice` is the
+    first step to take. `flapping` means that the plugin fails repeatedly, whatever its present
     problem is. `watched` is as in VerdictChanged.
     """
 
@@ -244,7 +262,7 @@ class ReceiversConfigured(facts.Event, frozen=True, kw_only=True):
     """The receivers (name and kind) of the leading notifier, which publishes them periodically.
 
     `refused` are the names of receivers that it skips because their settings are unusable.
-    `alerts` are its own alerts that fire: it may not publish alerts as health does.
+    `alerts` are its own alerts that fire: the notifier has no right to publish them as health does.
     """
 
     TYPE = "receivers.configured"
@@ -285,3 +303,22 @@ class NotificationFailed(NotificationEvent, frozen=True, kw_only=True):
     SUBJECT = "muster.notification.{node}.{receiver}.notification.failed"
     error: facts.Text
     outcome: facts.Text = ""
+
+
+class OperatorActed(facts.Event, frozen=True, kw_only=True):
+    """A person acted in the console, or tried to: an entry of the audit log.
+
+    `actor` is who; `identity` is how that is known: `local`, `header` or `oidc`. `target` is the id
+    of the silence or the dead letter, `about` what it concerns: matchers, or a receiver. `reason`
+    is the comment, or why the act failed.
+    """
+
+    TYPE = "operator.acted"
+    SUBJECT = "muster.audit.{node}.operator.acted"
+    actor: facts.Name
+    identity: facts.Name
+    act: Act
+    outcome: ActOutcome
+    target: Annotated[str, msgspec.Meta(max_length=256)] = ""
+    about: facts.Text = ""
+    reason: facts.Text = ""

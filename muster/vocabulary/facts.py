@@ -21,7 +21,7 @@ FLEET: Final = "_fleet"
 """The node of a fact that does not concern a single node; node names start with [a-z0-9]."""
 
 TEST_PLUGIN: Final = "muster-test"
-"""Stands for the plugin in a test alert, which tests whether alerts reach people."""
+"""Replaces the plugin's name in a test alert, which tests whether alerts reach people."""
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 Seconds = Annotated[float, msgspec.Meta(ge=0)]
@@ -51,7 +51,7 @@ class Struct(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Evidence(Struct, frozen=True, kw_only=True):
-    """One observation behind a verdict: its source, and the observation in plain words."""
+    """One observation behind a verdict: its source, and a description."""
 
     source: Name
     observed: Text
@@ -101,7 +101,7 @@ def node_token(node: str) -> str:
 
 
 def node_of(token: str) -> str:
-    """Return the node name that a subject token stands for; the inverse of `node_token`."""
+    """Return the node name that a subject token represents; the inverse of `node_token`."""
     return token if token == FLEET else token.replace("_", ".")
 
 

@@ -76,7 +76,7 @@ class Gpu(facts.Struct, frozen=True, kw_only=True):
     `index` is NVML's index and may change between boots; `minor` is the number of
     /dev/nvidia<minor>. `pci_class` is as sysfs writes it (0x030200). `mig_enabled` is None if MIG
     is not supported. `clique` is `<cluster uuid>.<clique id>` of its NVLink fabric, empty without a
-    fabric. `vgpu` says whether this is a virtual GPU in a guest (NVML's virtualization mode VGPU).
+    fabric. `vgpu` is whether this is a virtual GPU in a guest (NVML's virtualization mode VGPU).
     """
 
     uuid: facts.Name
@@ -108,9 +108,9 @@ class GpuResource(facts.Struct, frozen=True, kw_only=True):
 
 
 class GpuNode(facts.Struct, frozen=True, kw_only=True):
-    """The GPUs of a node, with details that the kubelet does not know.
+    """The GPUs of a node, with details that the kubelet does not have.
 
-    `problem` says why there are no GPUs, or which GPUs could not be read; otherwise it is empty.
+    `problem` explains why there are no GPUs, or which GPUs could not be read; else it is empty.
     """
 
     gpus: tuple[Gpu, ...] = ()
@@ -124,10 +124,10 @@ class GpuNode(facts.Struct, frozen=True, kw_only=True):
 
 
 class Device(facts.Struct, frozen=True, kw_only=True):
-    """A schedulable unit as the kubelet sees it. `reason` says why it is not Healthy.
+    """A schedulable unit as the kubelet sees it. `reason` explains why it is not Healthy.
 
     `physical` is the uuid of the GPU or MIG device behind it, the same for all its replicas; empty
-    for anything else. It stands for `count` units that differ only in their ids; `id` is the first.
+    for anything else. It represents `count` units that differ only in their ids; `id` is the first.
     """
 
     id: facts.DeviceId
@@ -216,7 +216,7 @@ class DeviceAdded(facts.PluginEvent, frozen=True, kw_only=True):
 class DeviceRemoved(facts.PluginEvent, frozen=True, kw_only=True):
     """A device was removed permanently; `physical` is set when its last replica is gone.
 
-    The event stands for `count` replicas of one GPU or MIG device; `device_id` is the first.
+    The event represents `count` replicas of one GPU or MIG device; `device_id` is the first.
     """
 
     TYPE = "device.removed"
@@ -342,7 +342,7 @@ class ResourceBeat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     problem: facts.Text = msgspec.field(name="bad", default="")
     """Why this resource is not registered with the kubelet; empty if it is."""
     short: facts.Text = msgspec.field(name="few", default="")
-    """The shortage of devices in words; empty if there is none."""
+    """A description of the shortage of devices; empty if there is none."""
     mismatch: facts.Text = msgspec.field(name="odd", default="")
     """How the kubelet's list differs from the plugin's, and for how long; empty if they agree."""
     degraded: facts.Count = msgspec.field(name="deg", default=0)

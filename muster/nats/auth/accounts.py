@@ -29,7 +29,10 @@ _DISCONNECT: Final = "$SYS.REQ.SERVER.*.KICK"
 PLUGIN_TAG: Final = "plugin"
 _NO_LIMIT: Final = -1
 _SUBSCRIPTIONS_MAX: Final = 20
-_PAYLOAD_MAX: Final = 1_048_576
+_PAYLOAD_MAX: Final = 16_384
+"""Limits for each connection of a reader. It sends only requests; one for a consumer with thousands
+of filters would keep JetStream from answering others for many seconds.
+"""
 _VERSION: Final = 2
 _OF_CLIENTS: Final = ("CONNECT", "DISCONNECT")
 _OF_SERVERS: Final = ("LAMEDUCK", "SHUTDOWN")
@@ -43,11 +46,14 @@ class Role(enum.StrEnum):
     HEALTH = "health"
     LABELER = "labeler"
     NOTIFIER = "notifier"
+    CONSOLE = "console"
     ADMIN = "admin"
 
 
-CENTRAL: Final = (Role.HEALTH, Role.LABELER, Role.NOTIFIER, Role.ADMIN)
+CENTRAL: Final = (Role.HEALTH, Role.LABELER, Role.NOTIFIER, Role.CONSOLE, Role.ADMIN)
 """The roles with a single user."""
+ADDED: Final = (Role.CONSOLE,)
+"""Roles that the first version did not have; an older installation gets a key for each."""
 ANSWER: Final = "answer"
 CHANGEABLE: Final = (ANSWER, *Role)
 """The keys in daily use; they are signed by the other keys."""

@@ -4,8 +4,9 @@ With passwords, each user of NATS has a Secret. With keys, the Secret `NAME-keys
 them; accounts.conf for NATS, the gate's files and the services' credentials are derived from it.
 The certificate authority in the Secret `NAME-nats-authority` signs NATS' certificate.
 
-Existing objects are never replaced, with one exception: after an upgrade, objects that list rights
-are signed again with the same keys. Objects created by hand (`muster auth init`) stay unchanged.
+Existing objects are never replaced. After an upgrade, the keys of new roles are added to the
+others, and objects that list rights are signed again with the same keys. Objects created by hand
+(`muster auth init`) stay unchanged.
 """
 
 import base64
@@ -29,10 +30,12 @@ ROUNDS_MAX: Final = 6
 _PASSWORD: Final = re.compile(r"(?!\d+$)[A-Za-z0-9_.~-]+")
 _PEM: Final = re.compile(r"-----BEGIN ([A-Z ]+)-----\s([A-Za-z0-9+/=\s]+)-----END \1-----")
 _READER_NAME: Final = "cluster"
+_NEEDED: Final = (accounts.Role.HEALTH, accounts.Role.LABELER, accounts.Role.NOTIFIER)
+_ADDED: Final = tuple(f"{role}.seed" for role in accounts.ADDED)
 
 
 class Refused(Exception):
-    """Existing objects are unusable and must not be replaced; the text says what to do."""
+    """Existing objects are unusable and must not be replaced; the message explains what to do."""
 
 
 class Kind(enum.StrEnum):
@@ -77,7 +80,7 @@ class Stored:
 
 
 class Step(NamedTuple):
-    """A part to create, or to sign again if it exists."""
+    """A part to create; if it exists, to sign again, or to add the keys of new roles to."""
 
     part: Part
     origin: Origin
@@ -121,13 +124,13 @@ class Wanted:
     @property
     def needed(self) -> tuple[Part, ...]:
         """The objects that pods need to start."""
-        services = [role for role in accounts.CENTRAL if role is not accounts.Role.ADMIN]
-        return (*self.signed, *map(self.credentials, services))
+        return (*self.signed, *map(self.credentials, _NEEDED))
 
     @property
     def for_people(self) -> tuple[Part, ...]:
-        """The credentials of people and their tools; no pod refers to them."""
-        return tuple(map(self.credentials, (accounts.Role.READER, accounts.Role.ADMIN)))
+        """The credentials of people and their tools, the console among these."""
+        others = (accounts.Role.READER, accounts.Role.CONSOLE, accounts.Role.ADMIN)
+        return tuple(map(self.credentials, others))
 
     def credentials(self, role: accounts.Role) -> Part:
         """Return the credentials of a role."""
@@ -248,6 +251,8 @@ def _create(parts: Sequence[Part], existing: Existing, origin: Origin) -> tuple[
 def _plan_keys(wanted: Wanted, existing: Existing) -> tuple[Step, ...]:
     parts = (*wanted.needed, *wanted.for_people)
     if wanted.seeds in existing:
+        if any(file not in existing[wanted.seeds].data for file in _ADDED):
+            return (Step(wanted.seeds, Origin.SEEDS),)
         current = {None, rights()}
         held = [part for part in wanted.signed if part in existing]
         old = [part for part in held if existing[part].version not in current]
@@ -293,6 +298,8 @@ def _trusts(trust: Stored, authority: Stored) -> bool:
 def _problem(part: Part, stored: Stored) -> str:
     """Return why an existing object is invalid; empty if it is valid."""
     for key, _ in part.files:
+        if key in _ADDED and key not in stored.data:
+            continue
         text = stored.data.get(key, "")
         if not text.strip():
             return f"{key} is {'empty' if key in stored.data else 'missing'}"

@@ -220,7 +220,7 @@ Keep this file secret: anyone who holds it can act as you.
 
 
 class BadCredentials(ValueError):
-    """The text is not a .creds file; the message says what is missing."""
+    """The text is not a .creds file; the message names the missing part."""
 
 
 class _User(msgspec.Struct, frozen=True):

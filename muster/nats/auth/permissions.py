@@ -23,17 +23,16 @@ rights, so in muster's account a plugin could write to any bucket.
 AUTH: Final = "AUTH"
 """The account of the gate, and of clients that it has not admitted yet."""
 CALLOUT: Final = "$SYS.REQ.USER.AUTH"
-"""The subject on which nats-server asks about unknown clients (server/auth_callout.go; 2.15)."""
+"""The subject of nats-server's requests about unknown clients (server/auth_callout.go; 2.15)."""
 CALLOUT_S: Final = 4
 """How long nats-server waits for the gate; clients wait for 2 s and then retry."""
 CONNECTIONS: Final = "muster.gate.connections"
-"""The subject on which the gate asks each server for the traffic of plugins' connections (CONNZ).
+"""The subject of the gate's requests for the traffic of plugins' connections (CONNZ).
 """
 TRAFFIC: Final = "muster.gate.traffic"
 """The subject on which every gate receives the servers' answers to any gate."""
 DISCONNECT: Final = "muster.gate.disconnect"
-"""The subject on which the gate asks a server, named by the next token, to close a connection
-(KICK).
+"""The subject of the gate's requests to close a connection (KICK); the next token is the server.
 """
 CLOSED: Final = "muster.gate.closed"
 """The subject on which the gate receives the traffic of a plugin's closed connection."""
@@ -208,11 +207,35 @@ def notifier() -> Grant:
 
 
 def reader(name: str) -> Grant:
-    """Return the rights of an outside tool: to receive events and heartbeats, nothing else."""
+    """Return the rights of an outside tool: to read only what is stored for people."""
+    letters = streams.DEAD_LETTERS.name
     return _grant(
         f"reader_{name}" if name else "reader",
-        publish=_follows(),
+        publish=(
+            *_follows(),
+            *_reads(f"KV_{streams.SILENCES.name}"),
+            *(f"$JS.API.STREAM.INFO.{letters}", f"$JS.API.DIRECT.GET.{letters}.>"),
+        ),
         publish_denied=tuple(right for s in streams.FOLLOWED for right in _of_others(s, "")),
+        subscribe=("muster.heartbeat.>",),
+    )
+
+
+def console() -> Grant:
+    """Return the rights of a console in which people may act: a reader's, and those acts.
+
+    It adds silences, puts dead letters back into the outbox, and publishes who did so.
+    """
+    read = reader("")
+    return _grant(
+        "console",
+        publish=(
+            *read.publish,
+            *_writes(streams.SILENCES),
+            *("muster.outbox.>", "muster.audit.>"),
+            f"$JS.API.STREAM.PURGE.{streams.DEAD_LETTERS.name}",
+        ),
+        publish_denied=read.publish_denied,
         subscribe=("muster.heartbeat.>",),
     )
 
@@ -221,7 +244,7 @@ def admin() -> Grant:
     """Return the rights of an administrator: everything in muster's account, with one exception.
 
     An administrator may not subscribe to a plugin's requests: NATS would then not report a missing
-    responder, and health would take a dead plugin for a slow one.
+    responder, and health would mistake a dead plugin for a slow plugin.
     """
     return Grant(user="admin", publish=(">",), subscribe=(">",), subscribe_denied=("muster.rpc.>",))
 
@@ -239,7 +262,7 @@ def gate() -> Grant:
 
 def central() -> tuple[Grant, ...]:
     """Return the rights of the services and tools that have a single user."""
-    return (health(), labeler(), notifier(), reader(""), admin())
+    return (health(), labeler(), notifier(), reader(""), console(), admin())
 
 
 def _plugin(user: str, node: str, names: Sequence[str]) -> Grant:

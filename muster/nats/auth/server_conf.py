@@ -96,7 +96,7 @@ ISSUER_FILE: Final = "../nats-gate/issuer.conf"
 def accounts_conf(grants: Iterable[Grant]) -> str:
     """Return the accounts for nats-server; `password_variable` names each password's variable.
 
-    With a grant for the gate, nats-server asks the gate about every client without a password.
+    With a grant for the gate, nats-server forwards every client without a password to the gate.
     """
     held = tuple(grants)
     exports, imports, asked = _MORE_EXPORTS, _MORE_IMPORTS, ""

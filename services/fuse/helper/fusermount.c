@@ -1,10 +1,10 @@
 /*
- * fusermount3 for a pod without any privilege: asks the broker of its node to mount or to unmount.
+ * fusermount3 for an unprivileged pod: asks the node's broker to mount or unmount a file system.
  *
- * FUSE libraries call it as they call their own fusermount. It decides nothing: it names the mount
- * point by an open descriptor, passes the options on as they are, and hands the descriptor of
- * /dev/fuse that the broker sends over to the program. All checks are the broker's. The packets are
- * described in muster_fuse/protocol.py.
+ * FUSE libraries call this program like the original fusermount3. It makes no decisions: it sends
+ * the broker an open descriptor of the mount point and the unchanged options, and passes the
+ * descriptor of /dev/fuse that the broker returns to the FUSE program. The broker makes all checks.
+ * muster_fuse/protocol.py describes the packets.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -30,7 +30,7 @@
 #define SOCKET "/run/muster-fuse/broker.sock"
 #endif
 #ifndef CONNECT_MS
-#define CONNECT_MS 30000 /* a broker that restarts is back before that */
+#define CONNECT_MS 30000 /* longer than a restart of the broker takes */
 #endif
 #ifndef REPLY_MS
 #define REPLY_MS 10000
@@ -38,9 +38,9 @@
 #ifndef MOUNT_MS
 #define MOUNT_MS 15000 /* after CONTINUE: the broker itself waits for 10 s */
 #endif
-#define CONTINUE_MS 300000 /* as libfuse 3.19 */
+#define CONTINUE_MS 300000 /* as in libfuse 3.19 */
 #define PAUSE_MAX_MS 1000
-#define VERSION "3.17.4" /* of the fusermount3 whose calls are understood */
+#define VERSION "3.17.4" /* the version of fusermount3 whose arguments are supported */
 
 enum { HEADER = 16, PACKET_MAX = 4096, FDS_MAX = 4, INHERITED_MAX = 65536 };
 enum operation { MOUNT = 1, UNMOUNT = 2, SYNC_INIT = 4, CONTINUE = 5 };
@@ -54,8 +54,8 @@ struct call {
 };
 
 struct reply {
-    int error; /* of the broker; 0 for success */
-    int fd;    /* -1 for none */
+    int error; /* the errno from the broker; 0 for success */
+    int fd;    /* -1 if there is none */
     char text[PACKET_MAX];
 };
 
@@ -64,7 +64,7 @@ static bool is_quiet;
 
 static int fail(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
-/* Write one line for people and return -1. */
+/* Print one line about an error and return -1. */
 static int fail(const char *format, ...)
 {
     char line[2 * PACKET_MAX];
@@ -140,7 +140,7 @@ static int read_number(const char *text, long *number)
     return !*text || *end || errno || *number < 0 || *number > INT_MAX ? -1 : 0;
 }
 
-/* Print what was asked for; return whether it was. */
+/* Print the version or the help if this option requests it; return whether it does. */
 static bool shows(int option)
 {
     if (option == 'V')
@@ -225,7 +225,7 @@ static int resolve(const char *path, char place[PATH_MAX])
     return written < PATH_MAX ? 0 : fail("the path is too long");
 }
 
-/* Close what the program left open, except one: a copy of its descriptor would keep a mount alive. */
+/* Close all inherited descriptors except one: a copy of /dev/fuse would keep a mount alive. */
 static void close_others(int kept)
 {
     if (kept > 3)
@@ -244,7 +244,7 @@ static const char *socket_path(void)
     return path && *path ? path : SOCKET;
 }
 
-/* Return whether even the directory of a file is not there. */
+/* Return whether the directory of a file does not exist. */
 static bool is_missing(const char *path)
 {
     char directory[PATH_MAX];
@@ -349,7 +349,7 @@ static int take_fds(struct msghdr *message, int *kept)
     return count;
 }
 
-/* Receive a reply. Return 0, -1 after a message, or 1 if the broker never read the request. */
+/* Receive a reply. Return 0, -1 after printing an error, or 1 if the request was never read. */
 static int receive(int broker, enum operation expected, int64_t deadline, struct reply *reply)
 {
     unsigned char packet[PACKET_MAX];
@@ -399,9 +399,9 @@ static const char *why(const struct reply *reply)
 }
 
 /*
- * Ask the broker and return the open connection, or -1 after a message.
+ * Send the broker a request; return the open connection, or -1 after printing an error.
  *
- * The descriptor is closed as soon as it is sent: while it is open the mount is in use.
+ * The descriptor is closed as soon as it is sent: while it is open, the mount is in use.
  */
 static int ask(enum operation operation, int flags, const char *options, const char *place,
                struct reply *reply)
@@ -443,7 +443,7 @@ static int unmount(const char *place, bool is_lazy)
     return 0;
 }
 
-/* With sync-init: wait until the program answers requests, have it mounted, tell it the result. */
+/* With sync-init: wait until the program is ready, request the mount, and send it the result. */
 static int finish(int broker, int comm, const char *place)
 {
     struct reply reply = {0};
@@ -474,7 +474,7 @@ static int mount_on(const char *place, const struct call *call)
         result = fail("cannot give the descriptor to the program: %s", strerror(errno));
         if (!call->syncs) {
             is_quiet = true;
-            unmount(place, true); /* nobody would ever serve it */
+            unmount(place, true); /* no process would serve it */
         }
     }
     close(reply.fd);
@@ -484,7 +484,7 @@ static int mount_on(const char *place, const struct call *call)
     return result;
 }
 
-/* Wait until the program has ended, and remove what it left behind. */
+/* Wait until the program has ended, and remove the mount if it is dead. */
 static int stay(const char *place, int comm)
 {
     char bytes[16];

@@ -1,7 +1,7 @@
 /*
- * Fuzzes what the helper reads: its arguments, the path of the mount point, the broker's replies.
+ * Fuzzes the helper's input: its arguments, the path of the mount point, the broker's replies.
  *
- * The first byte says which. Build it with clang's libFuzzer: `make fuzz`.
+ * The first byte selects the input. Build it with clang's libFuzzer: `make fuzz`.
  */
 #define main helper_main
 #include "fusermount.c"
@@ -21,7 +21,7 @@ static void read_arguments(const uint8_t *data, size_t size)
     for (char *c = bytes; c < bytes + size && argc < 65; c += strlen(c) + 1)
         argv[argc++] = c;
     memset(&call, 0, sizeof call);
-    optind = 0; /* glibc: begin anew */
+    optind = 0; /* makes glibc's getopt start again */
     if (parse(argc, argv, "3", &call) < 0 || call.shows)
         return;
     if (strlen(call.options) > PACKET_MAX - HEADER || !*call.path)
@@ -30,7 +30,7 @@ static void read_arguments(const uint8_t *data, size_t size)
         abort();
 }
 
-/* The second byte says which reply is expected, and how many descriptors come with it. */
+/* The second byte selects the expected reply, and the number of its descriptors. */
 static void read_reply(const uint8_t *data, size_t size)
 {
     static const enum operation expected[] = {MOUNT, UNMOUNT, SYNC_INIT, CONTINUE};

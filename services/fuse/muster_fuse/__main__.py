@@ -81,7 +81,7 @@ def _check(chosen: config.Settings) -> None:
 
 @contextlib.contextmanager
 def _alone(state: Path) -> Iterator[None]:
-    """Prevent a second broker from starting on this node. Raises CannotStart."""
+    """Lock the state directory against a second broker on this node. Raises CannotStart."""
     try:
         state.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock = os.open(state / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -22,8 +22,9 @@ _NEVER_S: Final = -1.0
 _PROBLEMS_MAX: Final = 20
 _OFTEN_PER_S: Final = 20.0
 _OFTEN_BURST: Final = 200
-"""The rate limit for events that pods can cause. The gates refuse a node that sends 100 messages a
-second.
+"""The largest burst of events that pods can cause; after that, `_OFTEN_PER_S` applies.
+
+The gates refuse a node that sends 100 messages a second.
 """
 _STARTING: Final = vocabulary.Phase.STARTING
 
@@ -77,7 +78,8 @@ class BusReporter:
             # the self-check's own mount, which is reported separately
             return
         event = self._event(observation, datetime.now(UTC))
-        is_frequent = isinstance(observation, observations.Mounted | observations.Refused)
+        # mounts and their conditions are in the inventory as well, ended connections are not
+        is_frequent = not isinstance(observation, observations.Aborted)
         if is_frequent and not self._often.try_take(time.monotonic()):
             metrics.UNPUBLISHED.inc()
             return
@@ -228,6 +230,8 @@ class BusReporter:
                 assert_never(seen)
 
     def _mount(self, mount: mounts.Mount, pod: caller.Pod) -> vocabulary.FuseMount:
+        # pods are served a moment before the broker is reported on
+        conditions = self._parts.broker.conditions(mount) if self._parts else ()
         return vocabulary.FuseMount(
             id=mount.id,
             pod=_shown(pod),
@@ -236,7 +240,7 @@ class BusReporter:
             subtype=mount.subtype,
             mount_point=mount.mount_point,
             user_id=mount.user_id,
-            conditions=self._present.broker.conditions(mount),
+            conditions=conditions,
         )
 
     def _not_ready(self) -> str | None:

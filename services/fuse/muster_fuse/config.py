@@ -20,7 +20,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     mounts_per_pod: Count = 32
 
     mounts_per_node: Count = 1024
-    """The limit exists because the kernel's memory for mounts is not limited per pod."""
+    """The maximum number of mounts on a node: the kernel does not limit their memory per pod."""
 
     connections_per_pod: Count = 8
     """The maximum number of a pod's connections; further connections wait."""
@@ -34,8 +34,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """How long a connection may take to send its request."""
 
     allow_other: bool = True
-    """Whether a mount may be open to other users; in any case, only processes of its container see
-    it.
+    """Whether other users may access a mount; only processes of its container can see it anyway.
     """
 
     fuse_on_fuse: bool = False
@@ -65,7 +64,7 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """All settings of the broker. If `node` is empty, NODE_NAME or the host name is used."""
+    """The settings of the broker. If `node` is empty, NODE_NAME or the host name is used."""
 
     node: Annotated[str, msgspec.Meta(pattern=r"^([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?)?$")] = ""
 

@@ -29,12 +29,12 @@ ABORTED: Final = prometheus_client.Counter(
 )
 UNPUBLISHED: Final = prometheus_client.Counter(
     "muster_fuse_events_unpublished_total",
-    "Mounts and refusals counted and logged but not published, because there were too many.",
+    "Events about mounts and refusals that were only logged, because there were too many.",
 )
 
 
 class Parts(NamedTuple):
-    """The parts of a broker."""
+    """The parts of a broker that the metrics describe."""
 
     broker: service.Broker
     mounter: mounter_client.Mounter

@@ -103,7 +103,7 @@ def reply(operation: Operation, *, errno: int = 0, text: str = "") -> bytes:
 
 
 class Reply(NamedTuple):
-    """A reply from the broker: `errno` 0, or an error with its text."""
+    """A reply from the broker: `errno` is 0, or an error number that `text` explains."""
 
     operation: Operation
     errno: int

@@ -1,8 +1,8 @@
 """Adapter: gRPC: serves the socket over which the kubelet registers and calls a CSI or DRA driver.
 
-The kubelet's plugin watcher detects the socket, asks which driver it offers, and reports whether
-the driver is registered. It repeats this after every restart of the kubelet. The same socket serves
-the driver, so that a registered driver is always served.
+The kubelet's plugin watcher detects the socket, queries the driver's name, and reports whether the
+driver is registered. It repeats this after every restart of the kubelet. The same socket serves the
+driver, so that a registered driver is always served.
 """
 
 import asyncio
@@ -45,7 +45,7 @@ class Registration:
 
     `registry` is the kubelet's directory for the sockets of plugins. `prepare` runs before each
     socket is opened, and may raise OSError. If the kubelet has not registered the driver for
-    `unregistered_s`, it is offered a new socket.
+    `unregistered_s`, the kubelet is offered a new socket.
     """
 
     def __init__(

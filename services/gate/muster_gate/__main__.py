@@ -32,8 +32,7 @@ _WAITING_FOR_KEYS_MAX: Final = 1_000
 _LOG_INTERVAL_S: Final = 10.0
 _REQUESTS_MAX: Final = 20_000
 _LATE_S: Final = 1.5
-"""A client waits for 2 s and then retries; a later answer would be useless and would delay others.
-"""
+"""Requests that have waited longer are dropped: a client waits only 2 s before it retries."""
 
 ANSWERS: Final = metrics.counter(
     "muster_gate_answers_total",
@@ -64,7 +63,7 @@ FETCHES: Final = metrics.counter(
 
 
 class Gate:
-    """Answers auth callout requests, and fetches keys."""
+    """Answers auth callout requests, and keeps the keys for this up to date."""
 
     def __init__(self, settings: config.Settings, authorizer: callout.Authorizer, api: str) -> None:
         self._settings = settings
@@ -106,7 +105,7 @@ class Gate:
             ANSWERS.labels(Reason.LATE.value).inc()
 
     async def answer(self) -> None:
-        """Answer requests until cancelled; those with an unknown key wait for the next fetch."""
+        """Answer requests until cancelled; tokens with an unknown key wait for the next fetch."""
         clock = asyncio.get_running_loop().time
         while True:
             since, request = await self._requests.get()
@@ -127,7 +126,7 @@ class Gate:
             await asyncio.sleep(0)
 
     async def refresh(self) -> None:
-        """Periodically refresh the cluster's keys and our own until cancelled."""
+        """Periodically refresh the cluster's keys and the gate's signing keys, until cancelled."""
         while True:
             await self.fetch()
             await asyncio.sleep(self._settings.keys.refresh_s)

@@ -18,8 +18,7 @@ from muster_gate.tokens import Reason, Refused
 
 _AUDIENCE: Final = "nats-authorization-request"
 _NODES_MAX: Final = 200_000
-"""The connection limit per plugin: a compromised plugin must not exhaust nats-server's connections.
-"""
+"""The maximum number of nodes whose rate of new connections is tracked."""
 
 
 class _Server(msgspec.Struct, frozen=True):
@@ -56,7 +55,8 @@ class _Claims(msgspec.Struct, frozen=True):
 class Signing:
     """The keys that sign answers, and the accounts that answers are issued for.
 
-    A server with passwords knows one key, has no `auth`, and lets the gate decide on permissions.
+    In an installation with passwords, both keys are the same and `auth` is empty, and each answer
+    lists the permissions of the plugin.
     """
 
     answer: nkeys.Key
@@ -67,7 +67,7 @@ class Signing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Admitted:
-    """A connection is allowed."""
+    """The decision to allow a connection."""
 
     answer: bytes
     node: str
@@ -77,7 +77,7 @@ class Admitted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Denied:
-    """A connection is denied; `answer` is empty if no answer is possible."""
+    """The decision to deny a connection; `answer` is empty if no answer is possible."""
 
     answer: bytes
     reason: Reason
@@ -87,7 +87,7 @@ class Denied:
 
 
 class Authorizer:
-    """Decides on requests with the cluster's and our own keys, and limits their rate."""
+    """Decides which clients may connect, and limits how often each node may connect."""
 
     def __init__(self, settings: config.Settings, signing: Signing) -> None:
         self.ring: tokens.Keyring | None = None
@@ -148,7 +148,7 @@ class _GateFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_signing(document: bytes) -> Signing:
-    """Return the content of gate.json. Raises ValueError, which quotes none of it."""
+    """Return the content of gate.json. Raises ValueError, without the content."""
     try:
         decoded = msgspec.json.decode(document, type=_GateFile)
     except codec.UNREADABLE:

@@ -24,7 +24,7 @@ _TIMEOUT_S: Final = 2.0
 
 
 class KeysUnavailable(Exception):
-    """The keys could not be fetched; the message says what was tried."""
+    """The keys could not be fetched; the message lists the attempts."""
 
 
 class _Cached(msgspec.Struct, frozen=True):

@@ -13,7 +13,7 @@ File = Annotated[str, msgspec.Meta(min_length=1, max_length=4096)]
 
 
 class Tokens(msgspec.Struct, frozen=True, kw_only=True):
-    """The accepted tokens: those of these service accounts, issued for this audience."""
+    """Which service account tokens are accepted: their audience, issuer and service accounts."""
 
     issuer: Annotated[str, msgspec.Meta(max_length=1024)] = ""
     """The issuer in the tokens; by default, the issuer that the API server reports."""
@@ -72,13 +72,14 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True):
     refuse_s: Annotated[float, msgspec.Meta(ge=0.1, le=86_400)] = 10.0
     """How long a node is refused after it exceeded a rate."""
     read_s: sections.Pause = 1.0
-    """How often the gate asks the servers for each connection's traffic; four times as often while
-    a node is refused and for `burst_s` afterwards.
+    """How often the gate requests each connection's traffic from the servers.
+
+    It does so four times as often while a node is refused, and for `burst_s` afterwards.
     """
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """All settings of the gate."""
+    """The settings of the gate."""
 
     signing: File = "/etc/muster-gate/gate.json"
     """The file with the keys that sign answers, written by `muster auth init`; reread periodically.

@@ -21,9 +21,9 @@ _PURPOSE: Final = b"muster gate signs users\0"
 
 
 def derive_signing(password: bytes) -> callout.Signing:
-    """Return the key derived from the gate's password, which NATS also knows.
+    """Return the signing key, derived from the password that the gate shares with NATS.
 
-    Raises ValueError, which quotes no part of the password.
+    Raises ValueError, whose message does not contain the password.
     """
     secret = password.strip()
     if len(secret) < _PASSWORD_MIN:
@@ -34,7 +34,7 @@ def derive_signing(password: bytes) -> callout.Signing:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Write the file. Raises SystemExit for a mistake."""
+    """Write the public key to the file. Raises SystemExit if an argument is invalid."""
     if len(arguments) != _ARGUMENTS:
         raise SystemExit("usage: python -m muster_gate.issuer PASSWORD FILE")
     _, password, file = arguments

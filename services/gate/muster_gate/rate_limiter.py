@@ -32,8 +32,10 @@ _SERVER_GONE_S: Final = 60.0
 _SERVERS_MAX: Final = 64
 _NODES_MAX: Final = 20_000
 _TOLERANCE_S: Final = 1.0
-"""The end of an announced penalty is late by the delay of the announcement; such delays must not
-add up. A connection's age is likewise late by the delay of its report.
+"""The tolerated delay of messages from other gates and from servers.
+
+An announcement extends a known penalty only if the new end is later by more than this. A connection
+counts as opened before its server's last report only if it is older by more than this.
 """
 
 
@@ -50,7 +52,7 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Penalty:
-    """A node is refused for another `rest_s` seconds."""
+    """The penalty of a node, which is refused for another `rest_s` seconds."""
 
     node: str
     rest_s: float
@@ -87,7 +89,7 @@ class _Node:
     used_bytes: float = 0.0
     messages: int = 0
     bytes: int = 0
-    """The node's traffic since then."""
+    """The bytes that the node has sent since then."""
     until: float = float("-inf")
 
 
@@ -132,8 +134,8 @@ class RateLimiter:
         before = known.pop(traffic.id, None) or _opened(traffic, since_s)
         return self._charge(traffic, before, since=read_at, now=now)
 
-    def hear(self, penalty: Penalty, *, now: float) -> None:
-        """Adopt a penalty that another gate announced."""
+    def adopt(self, penalty: Penalty, *, now: float) -> None:
+        """Apply a penalty that another gate announced."""
         rest_s = min(penalty.rest_s, self._rates.refuse_s)
         if rest_s <= 0:
             return
@@ -168,7 +170,7 @@ class RateLimiter:
         return None if held is None else now - held[0]
 
     def _is_quiet(self, new: Traffic, known: Traffic | None, since_s: float) -> bool:
-        """Return whether the node is within its rates even if each connection sends this much."""
+        """Return whether a connection uses at most its share of the node's rates."""
         if known is None or new.node in self._nodes:
             return False
         share_s = since_s / self._rates.connections
@@ -178,7 +180,7 @@ class RateLimiter:
         )
 
     def _excess(self, reported: Collection[Traffic]) -> set[int]:
-        """Return the oldest connections of nodes that have too many, because these may be dead."""
+        """Return the oldest connections of nodes with too many; the oldest are most likely dead."""
         counts = Counter(c.node for _, known in self._servers.values() for c in known.values())
         limit = self._rates.connections
         over = {node: count - limit for node, count in counts.items() if count > limit}
@@ -195,7 +197,7 @@ class RateLimiter:
         """Charge a node's reserve with the traffic of a connection since its last evaluation."""
         rates = self._rates
         messages, bytes_ = new.messages, new.bytes
-        # before its server's first report, the node may have sent at its rates
+        # a connection without an earlier report may have used the node's rates since it was opened
         covered_s = new.age_s
         if known is None:
             since = now - new.age_s
@@ -261,7 +263,7 @@ class RateLimiter:
         return node
 
     def _forget(self, now: float) -> None:
-        """Forget free nodes whose reserve is full again and whose penalties ended long ago."""
+        """Remove free nodes whose reserve is full again and whose penalties ended long ago."""
         self._nodes = {
             name: node
             for name, node in self._nodes.items()
@@ -270,7 +272,7 @@ class RateLimiter:
 
 
 def _opened(connection: Traffic, since_s: float | None) -> Traffic | None:
-    """Return a connection with nothing sent if it was opened after its server's last report.
+    """Return zero traffic for a connection opened after its server's last report, else None.
 
     All connections of a node share the allowance since then. If each connection had its own, a node
     with many short connections could send many times as much. An older connection is already

@@ -1,6 +1,6 @@
 """Pure: verifies a projected Kubernetes service account token with the cluster's public keys.
 
-Only the cluster's public keys are needed. Asking the API server about each token would cause ten
+Only the cluster's public keys are needed. Checking each token with the API server would cause ten
 thousand requests when ten thousand plugins reconnect at once, perhaps while it is unavailable. The
 keys are a JSON Web Key Set (RFC 7517); Kubernetes signs with RSA or with elliptic curves
 (pkg/serviceaccount/jwt.go, signerFromPrivateKey; 1.36). Each key is used with one algorithm only;
@@ -30,9 +30,9 @@ _KEYS_MAX: Final = 64
 _COORDINATE_BYTES: Final = 32
 
 Check: TypeAlias = Callable[[bytes, bytes], None]
-"""Raises InvalidSignature unless the second argument is a valid signature of the first."""
+"""A function that raises InvalidSignature unless the second argument signs the first."""
 _TOKEN_MAX: Final = 4096
-"""nats-server does not accept longer lines (max_control_line)."""
+"""The maximum length of a token: nats-server accepts no longer lines (max_control_line)."""
 _LATEST: Final = 2**40
 _MISSED_REFRESHES_MAX: Final = 2
 """After this many failed refreshes, the API server counts as unavailable."""
@@ -143,7 +143,7 @@ def _curve(x: int, y: int) -> PublicKey:
     public = ec.EllipticCurvePublicNumbers(x, y, ec.SECP256R1()).public_key()
 
     def check(signed: bytes, mark: bytes) -> None:
-        # RFC 7518, 3.4: the two numbers in sequence, not ASN.1
+        # RFC 7518, 3.4: a signature is two numbers in sequence, not ASN.1
         if len(mark) != 2 * _COORDINATE_BYTES:
             raise exceptions.InvalidSignature
         halves = mark[:_COORDINATE_BYTES], mark[_COORDINATE_BYTES:]

@@ -1,7 +1,8 @@
 """Adapter: NATS: reads the traffic of plugins' connections; closes connections of noisy nodes.
 
-Every gate reads the reports of all servers, whichever gate asked for them, and `rate_limiter`
-decides. Closing a connection that is already closed has no effect, so several gates may do so.
+Every gate reads the reports of all servers, even those that another gate requested, and
+`rate_limiter` decides. Closing a connection that is already closed has no effect, so several gates
+may do so.
 """
 
 import asyncio
@@ -32,20 +33,18 @@ _ANNOUNCE_S: Final = 5.0
 _CONNECTIONS_PER_S: Final = 5_000
 """The maximum number of connections read per second: 1,500 cost 0.6 % of a core."""
 _JITTER: Final = 0.2
-"""The share of a period that is random, so that gates seldom ask at the same time."""
+"""The share of a period that is random, so that gates seldom send requests at the same time."""
 _WATCHED: Final = 4
-"""The factor by which connections are read more often while a node is watched, to end floods
-sooner.
-"""
+"""How many times more often connections are read while a node is watched, to end floods soon."""
 _UNANSWERED_S: Final = 30.0
 _UNANSWERED_WAIT_S: Final = 60.0
-"""How often servers that do not answer are asked again."""
+"""The pause before a request is repeated to servers that do not answer."""
 
 DISCONNECTED: Final = prometheus_client.Counter(
     "muster_gate_disconnected_total", "Connections that a server closed at the gate's request."
 )
 LIMITED: Final = prometheus_client.Counter(
-    "muster_gate_nodes_limited_total", "Nodes refused because they sent more than they may."
+    "muster_gate_nodes_limited_total", "Nodes refused because they exceeded a rate limit."
 )
 REFUSED: Final = prometheus_client.Gauge(
     "muster_gate_nodes_refused", "Nodes that are refused at present."
@@ -126,7 +125,7 @@ class TrafficMonitor:
         self._sequence = 0
         self._announced_at = float("-inf")
         self._asked_at = float("-inf")
-        """When any gate last asked for reports, as far as this gate knows."""
+        """When this gate or another one last requested reports."""
         self._answered_at = float("-inf")
         self._is_answered = True
 
@@ -137,13 +136,13 @@ class TrafficMonitor:
         for subject, handler in (
             (permissions.TRAFFIC, self._read),
             (permissions.CLOSED, self._read_closed),
-            (permissions.PENALTIES, self._hear),
+            (permissions.PENALTIES, self._adopt_penalties),
         ):
             await client.subscribe(subject, cb=handler, pending_bytes_limit=_PENDING_BYTES_MAX)
         self._client = client
 
     async def ask(self) -> None:
-        """Ask all servers periodically for their connections, unless another gate just asked."""
+        """Request all servers' connections periodically, unless another gate has just done so."""
         self._answered_at = self._now()
         while True:
             wait_s = self._asked_at + self._period_s() - self._now()
@@ -167,7 +166,7 @@ class TrafficMonitor:
         return max(read_s, self._limiter.connections() / _CONNECTIONS_PER_S)
 
     def _check_answers(self) -> None:
-        """Log once if servers do not answer because their accounts are older than this gate."""
+        """Log once if servers do not answer, because their account settings are outdated."""
         if self._client is None or not self._client.is_connected:
             self._answered_at = self._now()
         elif self._is_answered and self._now() - self._answered_at > _UNANSWERED_S:
@@ -217,17 +216,17 @@ class TrafficMonitor:
         if violation is not None:
             await self._limit(violation)
 
-    async def _hear(self, message: connection.Message) -> None:
+    async def _adopt_penalties(self, message: connection.Message) -> None:
         try:
             penalties = _PENALTIES.decode(message.data)
         except codec.UNREADABLE:
             return
-        for heard in penalties:
-            penalty = rate_limiter.Penalty(node=heard.node, rest_s=heard.rest_s)
-            self._limiter.hear(penalty, now=self._now())
+        for each in penalties:
+            penalty = rate_limiter.Penalty(node=each.node, rest_s=each.rest_s)
+            self._limiter.adopt(penalty, now=self._now())
 
     async def _limit(self, violation: rate_limiter.Violation) -> None:
-        """Announce that a node is refused."""
+        """Log and publish that a node is refused, and announce it to the other gates."""
         LIMITED.inc()
         node = vocabulary.node_of(violation.node)
         logs.logger().warning(

@@ -11,6 +11,7 @@ import contextlib
 import functools
 import os
 import sys
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final
@@ -25,7 +26,7 @@ from muster.service import entry, logs, probes, runtime
 from muster_health import metrics
 from muster_health.bus import inputs, nats_connections, notified, outputs, self_monitoring
 from muster_health.bus import inputs as bus_probes
-from muster_health.fleet import detector
+from muster_health.fleet import detector, state_query
 from muster_health.kubernetes import plugin_reader, watches
 from muster_health.model import config, signals
 from muster_health.replay import recorder
@@ -55,7 +56,7 @@ async def serve(settings: config.Settings) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Parts:
-    """What the process consists of; `cluster` and `reader` need the Kubernetes API."""
+    """The components of the process; `cluster` and `reader` need the Kubernetes API."""
 
     name: str
     watched: detector.Detector
@@ -71,6 +72,7 @@ class _Parts:
     cluster: watches.ClusterWatcher | None
     reader: plugin_reader.PluginReader | None
     outgoing: outputs.Outputs
+    pages: state_query.NodePages
 
 
 async def _parts(settings: config.Settings, stack: contextlib.AsyncExitStack) -> _Parts:
@@ -114,6 +116,7 @@ async def _parts(settings: config.Settings, stack: contextlib.AsyncExitStack) ->
         outgoing=outputs.Outputs(
             connected, election, incoming.put, prober=prober, alarms=alarms, cluster=cluster
         ),
+        pages=state_query.NodePages(),
     )
 
 
@@ -135,14 +138,15 @@ async def _serve_http(
             settings.http.host,
             settings.http.port,
             ready=problem,
-            more={"/state": functools.partial(_state, parts), "/metrics": exported},
+            more={"/metrics": exported},
+            queried={"/state": functools.partial(_state, parts)},
         )
     )
     logs.logger().info("listening", http=address)
 
 
 async def _run(parts: _Parts, settings: config.Settings) -> None:
-    """Run all tasks; they end together."""
+    """Run all tasks; when one ends, cancel the others."""
     watched, outgoing = parts.watched, parts.outgoing
     await runtime.run(
         runtime.drive(parts.driven, parts.inbox, outgoing.execute),
@@ -256,13 +260,24 @@ def _election(connected: bus.Bus, settings: config.Leading, name: str) -> lock.L
     )
 
 
-def _state(parts: _Parts) -> probes.Answer:
-    """Return the state of the service, as `/state` shows it."""
+def _state(parts: _Parts, query: Mapping[str, str]) -> probes.Answer:
+    """Return the state for `/state`: of all nodes, of one node, or of one page of nodes."""
     now = asyncio.get_running_loop().time()
     watched, election, outgoing = parts.watched, parts.election, parts.outgoing
     cluster, reader = parts.cluster, parts.reader
+    try:
+        wanted = state_query.parse(query)
+    except state_query.BadQuery as error:
+        return probes.bad_request(str(error))
+    version, every = watched.nodes()
+    nodes: Collection[str] = [wanted.node] if wanted.node else every
+    following = ""
+    if wanted.nodes is not None:
+        nodes, following = parts.pages.page(version, every, after=wanted.after, most=wanted.nodes)
     state = {
-        "plugins": list(watched.shown_plugins(now)),
+        "plugins": list(watched.shown_plugins(now, nodes)),
+        "places": _places(cluster, nodes),
+        "next": following,
         "fleet": watched.shown(),
         "service": {
             "leads": election.term(),
@@ -279,6 +294,16 @@ def _state(parts: _Parts) -> probes.Answer:
         },
     }
     return 200, "application/json", msgspec.json.encode(state)
+
+
+def _places(
+    cluster: watches.ClusterWatcher | None, nodes: Iterable[str]
+) -> dict[str, dict[str, str]]:
+    """Return the pool and the zone of each node that has any."""
+    if cluster is None:
+        return {}
+    places = ((node, cluster.place(node)) for node in nodes)
+    return {node: place for node, place in places if place}
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from muster_health.model import limits, signals
 
 _DELAYS_S: Final = (0.1, 0.5, 1, 2, 3, 5, 10, 15, 20, 30, 60)
 PLUGINS_MAX: Final = 20_000
-"""With more plugins, verdicts on single plugins are not exported: a scrape would exceed 34 MB."""
+"""With more plugins than this, no verdicts are exported: a scrape would exceed 34 MB."""
 LEFT_OUT: Final = prometheus_client.Gauge(
     "muster_health_plugins_without_series",
     f"Plugins whose verdicts are not exported, because there are more than {PLUGINS_MAX}.",
@@ -64,7 +64,7 @@ EVENTS_SKIPPED: Final = prometheus_client.Counter(
 )
 REFUSED: Final = metrics.counter(
     "muster_health_refused_total",
-    "Data not stored, because of a limit or because Kubernetes does not know its node.",
+    "Data not stored because of a limit, or because its node is not in the cluster.",
     "reason",
     limits.Refusal,
 )
@@ -84,7 +84,7 @@ _LEADERSHIP: Final = metrics.counter(
 
 
 def count_leadership(was: leadership.Leadership, now: leadership.Leadership) -> None:
-    """Count that this process became the leader or stopped leading; ignore changes elsewhere."""
+    """Count that this process began or ceased to lead; ignore changes among other replicas."""
     if now.term == was.term:
         return
     _IS_LEADER.set(now.term is not None)
@@ -95,7 +95,7 @@ def count_leadership(was: leadership.Leadership, now: leadership.Leadership) -> 
 
 
 def count(noted: signals.Noted) -> None:
-    """Count one note from the detector."""
+    """Count an occurrence that the detector noted."""
     match noted.note:
         case signals.Note.SUSPECTED | signals.Note.REFUTED | signals.Note.CONFIRMED:
             SUSPICIONS.labels(noted.note.value).inc()

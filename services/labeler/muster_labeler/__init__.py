@@ -1,6 +1,6 @@
-"""The labeler: labels GPU nodes with the names of their accelerators.
+"""Labels GPU nodes with the names of their accelerators.
 
-`model` defines its view of the cluster; `naming` derives names from products; `kubernetes` reads
-and writes nodes; `service` decides and reconciles; `check` finds problems in a cluster; `cli`
-defines the commands `muster check`, `label-gpus`, `unlabel-gpus` and `gpu-name`.
+`model` defines the labeler's view of the cluster; `naming` derives names from products;
+`kubernetes` reads and writes nodes; `service` decides and reconciles; `check` finds problems in a
+cluster; `cli` defines the commands `muster check`, `label-gpus`, `unlabel-gpus` and `gpu-name`.
 """

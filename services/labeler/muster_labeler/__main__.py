@@ -23,10 +23,10 @@ from muster_labeler.service import decision_publisher, limits, reconciler, strea
 start.end_imports()
 
 _INVENTORIES: Final = vocabulary.subject_filters(vocabulary.InventoryReported.TYPE)
-"""Plugins of earlier versions publish their inventories on another subject."""
+"""The subject filters of inventories; plugins of earlier versions use another subject."""
 _VERDICTS: Final = vocabulary.subject_filters(vocabulary.VerdictChanged.TYPE)
 _OVERLAP: Final = timedelta(seconds=5)
-"""New events are read from this long before the newest stored one; duplicates do no harm."""
+"""How long before the start reading of new events begins; duplicates do no harm."""
 _ATTEMPTS: Final = 4
 _POD_MARK: Final = "KUBERNETES_SERVICE_HOST"
 
@@ -132,7 +132,7 @@ def _permissions(settings: config.Settings) -> list[cluster_api.Permission]:
     if settings.lease.enabled:
         group = "coordination.k8s.io"
         permissions.append(cluster_api.Permission("create", "leases", group, namespace))
-        # the role allows only this Lease
+        # the Role allows access to this Lease only
         name = settings.lease.name
         permissions += [
             cluster_api.Permission(verb, "leases", group, namespace, name)

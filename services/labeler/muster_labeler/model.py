@@ -12,7 +12,7 @@ PROVENANCE: Final = "muster.dev/label-provenance"
 VGPU_LABEL: Final = "nvidia.com/vgpu.present"
 CONDITION: Final = "DevicePluginHealthy"
 DIRECTX: Final = "microsoft.com/directx"
-"""The Cluster Autoscaler counts this as a GPU; muster does not, because it is not for computing."""
+"""A resource that the Cluster Autoscaler counts as a GPU, but muster does not."""
 FUSE_ANNOTATION: Final = "fuse.muster.dev/device"
 
 _ACCELERATORS: Final = re.compile(
@@ -71,7 +71,7 @@ class Node:
     def has_accelerators(self) -> bool:
         """Return whether resources or PCI labels show accelerators.
 
-        A resource at 0 of 0 does not: it stays on a node for ever after its plugin is removed.
+        A resource at 0 of 0 does not: it remains on a node after its plugin is removed.
         """
         is_counted = any(
             self.capacity.get(name, 0) or self.allocatable.get(name, 0)
@@ -81,7 +81,7 @@ class Node:
 
     @property
     def may_have_accelerators(self) -> bool:
-        """Return whether the node shows accelerators, or once did."""
+        """Return whether the node shows accelerators, or did so earlier."""
         return bool(self.accelerators) or self.has_accelerators
 
     @property
@@ -114,7 +114,7 @@ class Pod:
     """A pod that uses fuse, or is one of muster's own.
 
     `is_agent` means that it is a device plugin, `is_nri` that it adds devices by annotation.
-    `messages` say why its containers failed or wait.
+    `messages` explain why its containers failed or are waiting.
     """
 
     namespace: str
@@ -171,5 +171,5 @@ def is_pci_label(key: str) -> bool:
 
 
 def is_fuse(resource: str) -> bool:
-    """Return whether an extended resource stands for /dev/fuse."""
+    """Return whether an extended resource represents /dev/fuse."""
     return _FUSE.fullmatch(resource) is not None

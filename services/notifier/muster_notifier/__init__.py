@@ -1,4 +1,4 @@
-"""The notifier: routes and groups alerts, and notifies the right people once.
+"""Routes and groups alerts, and notifies the right people once.
 
 `routing` decides who is notified of which alerts and when. `receivers` sends notifications to
 people, `delivery` empties the outbox, and `config` reads the settings. `monitor` raises the

@@ -23,7 +23,7 @@ from muster_notifier import election, monitor
 from muster_notifier.config import files, schema
 from muster_notifier.delivery import dead_letters, dispatcher, without_nats
 from muster_notifier.receivers import directory, endpoint, factory, kubernetes_api
-from muster_notifier.routing import alert_index, grouping, muting, notifications, routes
+from muster_notifier.routing import alert_index, grouping, muting, notifications
 
 start.end_imports()
 
@@ -179,22 +179,20 @@ class _Notifier:
         if not self._bus.link.is_connected:
             return "NATS is disconnected"
         if not self.election.is_leader:
-            unknown = (
-                None if self.election.known_leader else "no notifier is known to be the leader"
-            )
+            unknown = None if self.election.known_leader else "no notifier has become the leader"
             return self.election.problem() or unknown
         restoring = None if self._is_restored else "the ledger is being read"
         return self._bus.link.problem() or restoring
 
     def _nats_problem(self) -> str:
-        """Return why NATS is unusable to us as the former leader; empty if it is usable."""
+        """Return why a former leader cannot use NATS; empty if it can, or for any other process."""
         if not self.election.has_led or self.election.is_leader:
             return ""
         return self.problem() or ""
 
     def _receivers_of(self, alert: vocabulary.AlertChanged) -> set[str]:
         """Return the receivers that must be notified of an alert now."""
-        labels = routes.labels_of(alert)
+        labels = matching.labels_of(alert)
         if self._muting.muted_by(labels, alert.at) is not None:
             return set()
         unmuted = (
@@ -225,7 +223,7 @@ class _Notifier:
         await self._outage_alarm.settle()
 
     async def run(self) -> None:
-        """Notify people forever; while NATS is lost, notify the receivers of that directly."""
+        """Notify people forever; during an outage of NATS, notify the receivers of it directly."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._lead())
             if self._settings.watchdog.enabled:

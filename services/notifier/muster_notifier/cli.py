@@ -16,6 +16,7 @@ from cyclopts import Parameter
 
 from muster import codec, matching, vocabulary
 from muster.cli import events, output, reach
+from muster.local import running as local_running
 from muster.nats import bus, consumers, storage, streams
 from muster.service import settings
 from muster_notifier import receiver_setup, running, sample_message
@@ -25,6 +26,7 @@ from muster_notifier.routing import muting, routes
 
 _BUS_S: Final = 5.0
 _NAME: Final = "notify"
+_NO_SETTINGS: Final = "no `muster up` of yours is running; pass --context CONTEXT or --config FILE"
 
 _Config = Annotated[
     Path | None,
@@ -60,7 +62,7 @@ def run_test(
     namespace: _Namespace = reach.NAMESPACE,
     json: output.Json = False,
 ) -> int:
-    """Have the running notifier send a marked test message, and print the receiver's answer.
+    """Make the running notifier send a marked test message, and print the receiver's answer.
 
     With `--config`, this command sends the message itself, and also prints the requests.
 
@@ -103,7 +105,8 @@ def run_explain(
 ) -> int:
     """Print which routes, groups and mutes an alert would match, and who is notified.
 
-    The exit code is 1 if nobody is notified. Either `--context` or `--config` is required.
+    The exit code is 1 if nobody is notified. Without `--context` and `--config`, the settings are
+    those of `muster up` on this machine.
 
     Parameters
     ----------
@@ -115,11 +118,13 @@ def run_explain(
         Print one JSON object.
 
     """
-    if (config is None) == (context is None):
-        return output.fail(_NAME, "pass --context CONTEXT or --config FILE")
+    if config is not None and context is not None:
+        return output.fail(_NAME, "--config cannot be combined with --context")
     if offline and config is None:
         return output.fail(_NAME, "--offline requires --config")
     try:
+        if config is None and context is None:
+            config = _settings_here()
         asked = _parse_labels(labels)
         if config is not None:
             explaining = _explain(_read(config, config_format), asked, offline=offline)
@@ -134,6 +139,14 @@ def run_explain(
         return events.run_within(_NAME, work, limit_s=running.LIMIT_S)
 
     return _in_cluster(explain, context, namespace)
+
+
+def _settings_here() -> Path:
+    """Return the settings of the notifier that `muster up` runs here. Raises ValueError."""
+    here = local_running.here()
+    if not here:
+        raise ValueError(_NO_SETTINGS)
+    return Path(here[0].directory, "notifier.yaml")
 
 
 def _shown(explanation: "_Explanation", *, as_json: bool) -> int:
@@ -202,7 +215,7 @@ async def _printed(
         output.print_json(attempts)
     else:
         output.show(*(line for attempt in attempts for line in attempt.lines()))
-    return 0 if attempts[0].kind is results.Kind.TAKEN else 1
+    return 0 if attempts[0].kind is results.Kind.ACCEPTED else 1
 
 
 class _Matched(msgspec.Struct, frozen=True):
@@ -362,7 +375,7 @@ async def _read_bus(connected: bus.Bus, mutes: muting.Muting) -> None:
         newest[event.data.fingerprint] = event
     for event in newest.values():
         assert isinstance(event.data, vocabulary.AlertChanged), "only alerts were read"
-        mutes.observe_alert(event.data, routes.labels_of(event.data))
+        mutes.observe_alert(event.data, matching.labels_of(event.data))
     for event in await consumers.newest(
         connected.link, streams.ALERTS, "muster.verdict.*.*.verdict.changed"
     ):

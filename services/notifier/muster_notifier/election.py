@@ -32,7 +32,7 @@ class Election(lock.Lock):
             on_change=self._on_leader,
         )
         self.known_leader = ""
-        """The other notifier that was last known to be the leader."""
+        """The other notifier that was last known to be the leader; empty if none was known."""
         self.has_led = False
         self._is_elected = asyncio.Event()
         self._lost = asyncio.Event()

@@ -14,7 +14,7 @@ The watchdog of health: if health's ticks stop, plugins are not monitored.
 | silent   | tick                                | ticking   | Recovered |
 | any      | connection lost                     | unchanged, and the deadline stops |
 | any      | connection restored                 | unchanged, and the deadline restarts |
-| any      | we were late ourselves              | unchanged, and the deadline restarts |
+| any      | the notifier was late               | unchanged, and the deadline restarts |
 
 A tick from an earlier term than the newest is ignored. An earlier term is accepted again once the
 newest leader has been silent for a whole deadline (if the lock's bucket was lost, terms restart at
@@ -96,7 +96,7 @@ class Silent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recovered:
-    """Health ticks again, after `seconds` of silence."""
+    """Health sends ticks again, after `seconds` of silence."""
 
     seconds: float
     holder: str
@@ -107,7 +107,7 @@ Output = Silent | Recovered
 
 
 class Watchdog:
-    """The watchdog. `patience_s` is how long health may take to appear after our start."""
+    """Watches health's ticks; after our start, the first one must come within `patience_s`."""
 
     def __init__(self, *, patience_s: float) -> None:
         self.term = 0
@@ -149,7 +149,7 @@ class Watchdog:
         return (Silent(seconds=self._silence_s(now), holder=self._holder),)
 
     def next_deadline(self) -> float | None:
-        """Return when the silence will have lasted too long."""
+        """Return the time at which health counts as silent; None if no deadline runs."""
         return self._deadline
 
     def is_stale(self, term: int) -> bool:
@@ -216,13 +216,13 @@ class OwnAlerts:
                     self._since[kind] = entry.starts_at
 
     async def watch_dead_letters(self, subjects: Callable[[], Awaitable[list[str]]]) -> None:
-        """Raise an alert, forever, while there are dead letters about anything but this alert."""
+        """Check forever for dead letters, and raise an alert while there are any."""
         while True:
             await self.count_dead_letters(await subjects(), at=datetime.now(UTC))
             await asyncio.sleep(_COUNT_S)
 
     async def count_dead_letters(self, dead: Sequence[str], *, at: datetime) -> None:
-        """Raise or resolve the alert about dead letters, by their subjects."""
+        """Raise or resolve the alert about dead letters; those about this alert do not count."""
         _DEAD.set(len(dead))
         count = sum(1 for subject in dead if not dead_letters.is_about_dead(subject))
         summary = _DEAD_LETTERS if count else "all notifications are delivered"
@@ -231,7 +231,7 @@ class OwnAlerts:
         await self._report(kind, summary, observed, fires=count > 0, at=at)
 
     async def on_watchdog(self, output: Output) -> None:
-        """Raise an alert when health is silent, and resolve it when health ticks again."""
+        """Raise an alert when health is silent, and resolve it when health sends ticks again."""
         match output:
             case Silent(seconds=seconds, holder=holder):
                 leader = f", the last leader was {holder}" if holder else ""
@@ -259,9 +259,9 @@ class OwnAlerts:
         fires: bool,
         at: datetime,
     ) -> None:
-        """Emit an alert if anything about it has changed; its end is emitted only once."""
+        """Emit an alert if it has changed; emit its end only once."""
         event = self.alert(kind, summary, observed, fires=fires, at=at)
-        assert isinstance(event.data, vocabulary.AlertChanged), "that is what `alert` makes"
+        assert isinstance(event.data, vocabulary.AlertChanged), "`alert` returns only these events"
         last = self._last.get(kind)
         if last is not None and last.state is event.data.state:
             is_news = fires and last.evidence != event.data.evidence
@@ -296,7 +296,7 @@ class OwnAlerts:
             ends_at=None if fires else at,
             evidence=(vocabulary.Evidence(source=PLUGIN, observed=observed),),
             advice=ADVICE.get(kind, ""),
-            runbook=f"{self._runbook_url}{kind}.md",
+            runbook=f"{self._runbook_url}{kind}.html",
         )
         return codec.CloudEvent(
             id=f"{self._instance}:{kind}:{number}",
@@ -325,7 +325,7 @@ def count_receivers(kinds: Mapping[str, str]) -> None:
 
 
 def log_refused(refused: Mapping[str, str]) -> None:
-    """Count and log the receivers of the directory that are left out; `refused` says why."""
+    """Count and log the receivers of the directory that are left out; `refused` has the reasons."""
     _REFUSED.set(len(refused))
     for name, reason in refused.items():
         logs.logger().error("receiver_refused", receiver=name, error=reason[:1000])
@@ -361,7 +361,7 @@ async def ping(to: endpoint.Endpoint, *, interval_s: float, alive: Callable[[], 
             if not isinstance(result, results.Result):
                 result = results.of_status(result.status, result.headers)
             _PINGS.labels(result.kind).inc()
-            is_taken = result.kind is results.Kind.TAKEN
+            is_taken = result.kind is results.Kind.ACCEPTED
             if was_taken and not is_taken:
                 logs.logger().warning("watchdog_ping_failed", where=to.where, error=result.detail)
             was_taken = is_taken

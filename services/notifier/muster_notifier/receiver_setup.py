@@ -44,7 +44,7 @@ class _Options:
     name
         The receiver's name; by default the name of its kind.
     secret_file
-        A file with the receiver's secret; without it, the command asks on the terminal.
+        A file with the receiver's secret; without it, the command prompts for the secret.
     context
         The kubeconfig context of muster's cluster; without it, the manifest is printed.
     namespace
@@ -76,7 +76,7 @@ _PUBLIC: Final = receiver_settings.Reach.PUBLIC
 
 
 class _Unusable(Exception):
-    """The options or answers are unusable; the message says why."""
+    """The options or answers are unusable; the message gives the reason."""
 
 
 @app.command
@@ -218,11 +218,11 @@ def _set_up(kind: str, make: Callable[[str], setup_plan.Plan], options: _Options
 
 
 def _named(name: str) -> str:
-    """Return a receiver's name. Raises _Unusable."""
+    """Return the name if it is valid for a receiver. Raises _Unusable."""
     try:
         return msgspec.convert(name, schema.ReceiverName)
     except msgspec.ValidationError:
-        expected = "letters, digits, - and _, at most 63, a letter or digit first"
+        expected = "at most 63 letters, digits, - and _, beginning with a letter or digit"
         raise _Unusable(f"--name: {name!r}: expected {expected}") from None
 
 
@@ -243,7 +243,7 @@ def _is_taken(name: str, configured: schema.Settings) -> bool:
     attempts = asyncio.run(sample_message.send(receiver, configured))
     for attempt in attempts:
         output.warn(_NAME, f"test message to {name} {attempt.answer}")
-    return attempts[0].kind is results.Kind.TAKEN
+    return attempts[0].kind is results.Kind.ACCEPTED
 
 
 def _print(plan: setup_plan.Plan, options: _Options) -> int:

@@ -30,7 +30,7 @@ _CLOCKS_S: Final = 600.0
 
 
 class Unusable(Exception):
-    """The running notifier cannot do this; the text says why."""
+    """The running notifier cannot do this; the message gives the reason."""
 
 
 def connected() -> contextlib.AbstractAsyncContextManager[bus.Bus]:
@@ -67,8 +67,8 @@ async def more_receivers(
 ) -> tuple[receiver_settings.Receiver, ...]:
     """Return the receivers that the notifier has in addition to its settings.
 
-    The notifier publishes only names and kinds; every kind but the console is represented by a
-    file.
+    The notifier publishes only names and kinds, so each receiver except the console is returned as
+    a file receiver.
     """
     announced = await _announced(link)
     known = {receiver.name for receiver in configured.receivers}
@@ -83,11 +83,11 @@ async def more_receivers(
 
 
 async def test(name: str, *, at: datetime) -> list[sample_message.Attempt]:
-    """Have the notifier send a test message, dated `at`. Raises Unusable, ConnectionError."""
+    """Make the notifier send a test message, dated `at`. Raises Unusable, ConnectionError."""
     async with connected() as link:
         announced = await _announced(link)
         if name in announced.refused:
-            raise Unusable(f"the notifier leaves out {name}, as its log explains")
+            raise Unusable(f"the notifier ignores {name}; its log explains why")
         try:
             sample_message.check(name, announced.receivers)
         except ValueError as error:
@@ -139,7 +139,7 @@ async def _answer(
     async for event in following:
         match event.data:
             case vocabulary.NotificationDelivered() as done if _is_about(done, notification):
-                outcome, detail = results.Outcome.TAKEN, done.answer
+                outcome, detail = results.Outcome.ACCEPTED, done.answer
             case vocabulary.NotificationFailed() as failed if _is_about(failed, notification):
                 outcome, detail = _outcome(failed.outcome), failed.error
             case _:
@@ -155,6 +155,6 @@ def _is_about(
 
 
 def _outcome(word: str) -> results.Outcome:
-    """Return the outcome with this name; a newer notifier may send names unknown here."""
+    """Return the outcome with this name; REJECTED for a name that only a newer notifier knows."""
     is_known = word in set(results.Outcome)
     return results.Outcome(word) if is_known else results.Outcome.REJECTED

@@ -11,11 +11,20 @@ from muster import vocabulary
 from muster.cli import output
 from muster_notifier.config import receiver_settings, schema
 from muster_notifier.delivery import dead_letters
-from muster_notifier.receivers import endpoint, factory, message, results
+from muster_notifier.receivers import endpoint, factory, results
 from muster_notifier.routing import notifications
 
 _OPENING: Final = ("pagerduty", "alertmanager")
 """The kinds of receivers that open an incident; a test must leave no incident open."""
+_NOT_REACHED: Final = frozenset(
+    {
+        results.Outcome.FORBIDDEN_ADDRESS,
+        results.Outcome.NO_SUCH_HOST,
+        results.Outcome.UNREACHABLE,
+        results.Outcome.NOT_TRUSTED,
+    }
+)
+"""The outcomes that mean that no part of the message was sent."""
 
 
 class Attempt(msgspec.Struct, frozen=True):
@@ -29,15 +38,17 @@ class Attempt(msgspec.Struct, frozen=True):
 
     @property
     def answer(self) -> str:
-        """Return what the receiver answered."""
+        """Return what the receiver answered, or why it was not reached."""
         retry = f"; retry after {self.retry_after_s:g} s" if self.retry_after_s else ""
-        outcome = "" if self.kind is results.Kind.TAKEN else f" ({self.outcome})"
-        return f"answered: {self.kind}{outcome}: {self.detail}{retry}"
+        outcome = "" if self.kind is results.Kind.ACCEPTED else f" ({self.outcome})"
+        words = "not sent" if self.outcome in _NOT_REACHED else "answered"
+        return f"{words}: {self.kind}{outcome}: {self.detail}{retry}"
 
     def lines(self) -> list[str]:
         """Return the requests and the answer for people."""
         requests = [line for request in self.requests for line in request.splitlines()]
-        return [*(["sent:", *requests] if requests else ()), self.answer]
+        head = "not sent:" if self.outcome in _NOT_REACHED else "sent:"
+        return [*([head, *requests] if requests else ()), self.answer]
 
 
 def check(name: str, names: Collection[str]) -> None:
@@ -66,7 +77,7 @@ async def send(receiver: receiver_settings.Receiver, configured: schema.Settings
         result = await sender.send(notification, data)
         data = result.data
         if not requests:
-            requests.append(message.compose(notification, receiver.templates).text)
+            requests.append(sender.composer.compose(notification).text)
         shown = [sender.mask(request) for request in requests]
         return Attempt(shown, result.kind, result.outcome, result.detail, result.retry_after_s)
 
@@ -77,11 +88,9 @@ async def send_by(deliver: Deliver, name: str, way: str, *, at: datetime) -> lis
     """Deliver a test message and, if that opens an incident, the message that resolves it."""
     notification = _example(name, at=at)
     attempts = [await deliver(notification)]
-    if attempts[0].kind is results.Kind.TAKEN and way in _OPENING:
-        over = dead_letters.as_of_now(notification, fires=set(), notified=())
+    if attempts[0].kind is results.Kind.ACCEPTED and way in _OPENING:
+        over = dead_letters.as_of_now(notification, last=None)
         assert over is not None, "the test message fires"
-        # its own id: with the first one's, it would count as a repeat while that is being recorded
-        over = msgspec.structs.replace(over, id=f"{over.id}-resolved")
         attempts.append(await deliver(over))
     return attempts
 
@@ -99,7 +108,7 @@ def _example(receiver: str, *, at: datetime) -> notifications.Notification:
         summary="this is a test message from muster notify test",
         starts_at=at,
         evidence=(vocabulary.Evidence(source="muster", observed="somebody requested a test"),),
-        runbook=f"{muster.RUNBOOKS_URL}README.md",
+        runbook=f"{muster.RUNBOOKS_URL}index.html",
     )
     notification = notifications.create(
         after=at.isoformat(),

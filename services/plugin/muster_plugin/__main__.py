@@ -36,10 +36,13 @@ lean.end_imports()
 _RETRY_S: Final = 0.05
 _PREDECESSOR_ENDS_S: Final = 2.0
 _LISTED_TIMEOUT_S: Final = 10.0
-"""How long to wait for the kubelet to list all resources; a predecessor waits for longer."""
+"""How long to wait for the kubelet to list all resources; a predecessor waits longer."""
 _FILES_OF_PROCESS: Final = 128
 _FILES_PER_RESOURCE: Final = 8
-"""A resource needs a lock, a socket and a stream; a probe and a registration briefly need more."""
+"""The maximum number of open files per resource.
+
+They are those of its lock, socket and stream, and those of a probe and a registration.
+"""
 _READ_TIMEOUT_S: Final = 5.0
 _READ_PERIOD_S: Final = 60.0
 _SETTLE_S: Final = 0.05
@@ -122,7 +125,9 @@ def _node(chosen: settings.Settings) -> node_wiring.Node:
     name, configuration = _for_this_node(chosen)
     logs.configure("plugin", level=chosen.log.level, node=name)
     if not chosen.labels and any(not isinstance(each.match, str) for each in chosen.nodes):
-        logs.logger().warning("node_labels_unknown", hint="set `labels`: `nodes` match by labels")
+        logs.logger().warning(
+            "node_labels_unknown", hint="set `labels`: overrides in `nodes` match by labels"
+        )
     for stale in socket_directory.remove_stale(
         socket_directory.both(Path(chosen.kubelet.directory))
     ):
@@ -164,7 +169,7 @@ async def _acquire_resources(
 ) -> None:
     """Lock the node's resources as soon as no other plugin serves them.
 
-    An older process of this plugin is asked to hand over. Raises CannotStart if the resources are
+    An older process of this plugin gets a handover request. Raises CannotStart if the resources are
     not free after `handover_s`.
     """
     gpus_here = chosen.at(node.name).gpus
@@ -293,7 +298,7 @@ class Reloader:
         self._files = blocking.Serial()
         self._policy: Path | None = None
         self._stamps: tuple[_Stamp | None, ...] = ()
-        """Stamps of the files as last read; () forces another read."""
+        """The stamps of the files at the last read; an empty tuple forces another read."""
 
     async def run(self) -> None:
         """Read the settings when their file changes or on SIGHUP; apply them if they are valid."""
@@ -321,7 +326,7 @@ class Reloader:
         self._read_requested.set()
 
     async def _may_have_changed(self) -> bool:
-        """Return whether a file may have changed; the watch also reports other files near it."""
+        """Return whether a file may have changed; the watch also reports files beside it."""
         files = [self._file, *([self._policy] if self._policy else [])]
         before, self._stamps = self._stamps, ()
         with contextlib.suppress(TimeoutError):

@@ -1,8 +1,8 @@
 """Adapter: publishes changes to devices and to the pods that hold them, and records events.
 
-Changes go to the kubelet first, then to the log and the bus, so that no pod gets a device that
-subscribers already know to be broken. The kubelet's podresources API reports which pod holds which
-device, and so shows differences from the plugin's list. Events are buffered until the bus is
+Changes go to the kubelet first, then to the log and the bus, so that no pod gets a device after
+subscribers were informed that it is broken. The kubelet's podresources API reports which pod holds
+which device, and so shows differences from the plugin's list. Events are buffered until the bus is
 connected, then published in order.
 """
 
@@ -28,12 +28,12 @@ _PENDING_MAX: Final = 1_000
 _PROBLEMS_MAX: Final = 20
 _REJECTION_PROBLEMS_MAX: Final = 100
 _TEXT_MAX: Final = 2048
-"""Longest text in an event (vocabulary.Text)."""
+"""The maximum length of a text in an event (vocabulary.Text)."""
 _WARNINGS: Final = frozenset({"device_unhealthy", "device_degraded", "device_unmonitored"})
 
 
 class EventLog:
-    """Records the events of one plugin on one node; a lasting state when it begins and ends."""
+    """Records the events of one plugin on one node, and when lasting states begin and end."""
 
     def __init__(self, node: str, plugin: str) -> None:
         self._node = node
@@ -140,7 +140,7 @@ class EventLog:
 
     @property
     def current_problems(self) -> tuple[str, ...]:
-        """The current problems with devices and with the configuration file, in words."""
+        """The current problems with devices and with the configuration file, as text."""
         if not self._rejection:
             return self._problems
         first, *others = self._rejection
@@ -263,6 +263,7 @@ class UpdatePublisher:
         self._reason = reason
         self._on_published = on_published
         self._pending: list[vocabulary.PluginEvent] = []
+        self._faults_without_pods = device_messages.FaultsWithoutPods()
         self._lock = asyncio.Lock()
         self._publish_soon = asyncio.Event()
 
@@ -293,13 +294,18 @@ class UpdatePublisher:
     def record(self, events: Iterable[vocabulary.PluginEvent]) -> None:
         """Log changes and send them to the bus, but not to the kubelet."""
         for event in events:
+            self._faults_without_pods.record(event)
             self._event_log.record_device(event)
         for name in self._devices.resources:
             if self._event_log.record_shortage(name, self._devices.shortage(name)):
                 self.heartbeat_due.set()
 
+    def name_pods(self, at: datetime) -> None:
+        """Publish faults again once it is known which pods hold their devices."""
+        self.record(self._faults_without_pods.named(self._devices.pods_holding, at))
+
     def record_problems(self, problems: Iterable[str]) -> None:
-        """Log and publish the current problems that concern no single resource."""
+        """Log and publish the current problems that do not concern a single resource."""
         if self._event_log.record_problems(problems):
             self.heartbeat_due.set()
 
@@ -343,7 +349,7 @@ class PodDevices:
         self._checkpointed_at: int | None = None
 
     def poll_if_listed(self) -> None:
-        """Poll soon after any plugin sends the kubelet a list, which may displace this one's."""
+        """Poll soon if any plugin has sent the kubelet a list, which may displace this plugin's."""
         before = self._checkpointed_at
         self._checkpointed_at = socket_directory.checkpointed_at(self._sockets)
         if self._checkpointed_at != before:
@@ -369,6 +375,7 @@ class PodDevices:
         self._report_displaced(listing)
         pods = listing.pods_by_resource() if listing else None
         await self._updates.publish(self._devices.record_pods(pods, now=now, at=at))
+        self._updates.name_pods(at)
         if listing is not None:
             self._on_polled(now)
         self._also_on_listing(listing)

@@ -13,7 +13,7 @@ from muster_plugin.kubelet import podresources, resource_manager
 if TYPE_CHECKING:
     from muster_plugin.watch import watcher
 
-_PERIOD_S: Final = 2.5
+_PERIOD_S: Final = 3.0
 
 
 class ForeignPlugins:
@@ -29,7 +29,7 @@ class ForeignPlugins:
         on_change: Callable[[vocabulary.PluginObserved], None],
     ) -> None:
         self.watcher: watcher.Watcher | None = None
-        """None if watching is disabled, or has not begun."""
+        """The watcher; None if watching is disabled or has not begun."""
         self._chosen = chosen
         self._node = node
         self._resources = resources

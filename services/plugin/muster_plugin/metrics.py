@@ -15,7 +15,7 @@ from muster.service import metrics
 from muster_plugin import node as node_wiring
 
 _Samples: TypeAlias = Iterable[tuple[Sequence[str], float]]
-"""Values by their labels."""
+"""The values of a metric, each with the values of its labels."""
 
 
 def register(node: node_wiring.Node, heartbeat_at: Callable[[], float]) -> None:
@@ -82,7 +82,7 @@ class Collector(registry.Collector):
         )
         yield _counter(
             "muster_plugin_xids",
-            "XIDs that the driver reported, ignored ones included.",
+            "XIDs that the driver reported, including ignored ones.",
             ["xid"],
             (([str(xid)], count) for xid, count in sorted(self._node.xids.items())),
         )
@@ -177,7 +177,7 @@ class Collector(registry.Collector):
         )
         yield _gauge(
             "muster_plugin_checker_success_timestamp_seconds",
-            "When each kind of check last succeeded; 0: never.",
+            "When each kind of check last succeeded; 0 if it never did.",
             ["checker"],
             (([checker], metrics.timestamp(at)) for checker, at in self._node.checked_at.items()),
         )

@@ -37,7 +37,7 @@ _PODS: Final = "pods"
 _SOCKETS: Final = "sockets"
 _LEAVE_BUS_TIMEOUT_S: Final = 1.0
 _STUCK_S: Final = 120.0
-"""The maximum age of a check: three of the longer periods, plus the time that a check may take."""
+"""The maximum age of a check: three times the longer period, plus the time of a slow check."""
 
 Acquire = Callable[[], Awaitable[None]]
 
@@ -158,7 +158,7 @@ class Node:
     # Called by resource plugins
 
     async def missing_paths(self, paths: Sequence[str]) -> str:
-        """Advertise that missing host paths are gone; return them as text, empty if none is."""
+        """Advertise that host paths are missing; return them as text, empty if none is missing."""
         gone = await self._host_paths.missing(paths)
         if not gone:
             return ""
@@ -184,7 +184,7 @@ class Node:
         self.pods.poller.soon.set()
 
     def on_list_sent(self) -> None:
-        """Schedule a check that the kubelet lists the devices that were sent to it."""
+        """Schedule a check whether the kubelet lists the devices that were sent to it."""
         self.pods.poller.soon.set()
 
     def on_lock_acquired(self) -> None:

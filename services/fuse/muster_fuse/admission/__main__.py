@@ -13,7 +13,7 @@ from muster_fuse.admission import certificate_store, config, event_reporter, nam
 start.end_imports()
 
 _READ_S: Final = 2.0
-"""The timeout is short, because the API server waits while a namespace is read."""
+"""The timeout for reading a namespace: short, because the API server waits meanwhile."""
 
 
 def main() -> int:

@@ -50,7 +50,7 @@ class _Secret(objects.HasMetadata, frozen=True):
     data: dict[str, str] | None = None
 
     def held(self) -> dict[str, bytes]:
-        """Return the decoded data; a value that is not base64 becomes empty."""
+        """Return the Secret's data, decoded; a value that is not base64 becomes empty."""
         held: dict[str, bytes] = {}
         for name, text in (self.data or {}).items():
             try:

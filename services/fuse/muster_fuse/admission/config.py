@@ -49,7 +49,7 @@ class Listen(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """All settings of the webhook."""
+    """The settings of the webhook."""
 
     listen: Listen = Listen()
     kubernetes: Kubernetes = Kubernetes()

@@ -20,7 +20,7 @@ _NAMESPACES_MAX: Final = 1000
 
 
 class Unavailable(Exception):
-    """The namespace has never been read successfully; the text says why."""
+    """The namespace has never been read successfully; the message gives the reason."""
 
 
 class _Namespace:

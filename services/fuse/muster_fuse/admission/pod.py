@@ -59,7 +59,7 @@ class Resources(objects.Object, frozen=True):
 
     @property
     def names(self) -> Iterator[str]:
-        """Yield the name of every resource; twice if it is in both fields."""
+        """Yield the name of every resource, twice if it has both requests and limits."""
         yield from self.requests or ()
         yield from self.limits or ()
 
@@ -92,7 +92,7 @@ class InlineDriver(objects.Object, frozen=True):
 
 
 class Volume(objects.Object, frozen=True):
-    """A volume of the pod; only two kinds are decoded."""
+    """A volume of the pod; only inline CSI volumes and emptyDir volumes are decoded."""
 
     name: str = ""
     csi: InlineDriver | None = None

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Final
 
 BACKDATED_S: Final = 300.0
-"""A certificate is valid from this long before its creation, because clocks differ."""
+"""How long before its creation a certificate's validity begins, because clocks differ."""
 
 
 class Step(enum.StrEnum):
@@ -34,7 +34,7 @@ class Step(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Validity:
-    """When a certificate is valid."""
+    """The period in which a certificate is valid."""
 
     begins_at: float
     ends_at: float
@@ -52,7 +52,7 @@ class Validity:
 def decide(
     current: Validity | None, following: Validity | None, *, at: float, settle_s: float
 ) -> Step:
-    """Return the next step; None stands for a missing or unusable certificate."""
+    """Return the next step; a certificate that is missing or unusable is given as None."""
     is_next = following is not None and following.includes(at)
     if current is None or not current.includes(at):
         return Step.PROMOTE if is_next else Step.ISSUE

@@ -20,7 +20,7 @@ _VERSION: Final = "admission.k8s.io/v1"
 _NAMESPACE: Final = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _WARNINGS_MAX: Final = 16
 _WARNING_MAX: Final = 250
-"""The API server truncates longer warnings (admission/v1, AdmissionResponse)."""
+"""The longest warning that the API server does not truncate (admission/v1, AdmissionResponse)."""
 
 
 class Unanswerable(Exception):
@@ -61,7 +61,7 @@ class _Review(objects.Object, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """The pod cannot be read; `text` says why."""
+    """The pod cannot be read; `text` is the reason."""
 
     text: str
 

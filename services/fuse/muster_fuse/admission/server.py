@@ -20,19 +20,19 @@ from muster_fuse.admission import pod as pods
 
 PATH: Final = "/pods"
 _BODY_BYTES_MAX: Final = 4 * 1024 * 1024
-"""The API server accepts objects of at most 3 MiB."""
+"""The largest request body; the API server accepts objects of at most 3 MiB."""
 _AT_ONCE_MAX: Final = 32
 _DEADLINE_S: Final = 4.0
-"""The API server waits for 5 s (timeoutSeconds in the webhook configuration)."""
+"""The time limit for an answer; the API server waits for 5 s (timeoutSeconds)."""
 _CONNECTIONS_MAX: Final = 256
-"""The maximum number of connections; the oldest excess connections are closed."""
+"""The maximum number of connections; beyond it, a new one closes the oldest."""
 _HANDSHAKE_S: Final = 5.0
 _IDLE_S: Final = 30.0
 _SHUTDOWN_S: Final = 2.0
 
 PODS: Final = metrics.counter(
     "muster_fuse_webhook_pods_total",
-    "New pods that the API server asked about.",
+    "Admission requests for new pods.",
     "outcome",
     (*pod_patch.Outcome, "unreadable", "unanswerable", "late"),
 )
@@ -81,7 +81,7 @@ class Webhook:
         except namespaces.Unavailable as error:
             text = f"unchanged, because its namespace could not be read: {error}"
             plan = pod_patch.Plan(pod_patch.Outcome.CONFLICT, warnings=(text,))
-        except Exception as error:  # noqa: BLE001  # our error must not keep a pod out
+        except Exception as error:  # noqa: BLE001  # an error here must not block pods
             logs.logger().error("decision_failed", namespace=admission.namespace, exc_info=error)
             text = "unchanged, because of an error in the webhook; see its log"
             plan = pod_patch.Plan(pod_patch.Outcome.CONFLICT, warnings=(text,))

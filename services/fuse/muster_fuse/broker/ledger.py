@@ -40,7 +40,7 @@ class Ledger:
         self._observer = observer.Observer(self._connections)
         self._serial = blocking.Serial()
         self._looking = blocking.Serial()
-        """Runs only checks: pods can make a check slow, and no other call may wait for a check."""
+        """Runs only the checks, which pods can make slow, so that no other call waits for them."""
         self._saving = asyncio.Lock()
         self._pods: dict[str, caller.Pod] = {}
 
@@ -63,7 +63,7 @@ class Ledger:
     async def record(
         self, pod: caller.Pod, job: jobs.MountJob, point: caller.Descriptor, made: jobs.Outcome
     ) -> None:
-        """Watch a mount that was just made."""
+        """Record and watch a mount that was just made."""
         strings = dict(job.strings)
         mount = mounts.Mount(
             pod_uid=pod.uid,
@@ -84,7 +84,7 @@ class Ledger:
         return Counter(mount.pod_uid for mount in self.mounts.all())
 
     async def look(self) -> None:
-        """Check all mounts, and report changes."""
+        """Check all mounts, and report changed conditions."""
         watched = self.mounts.all()
         dead = self._with(vocabulary.FuseCondition.DEAD)
         hung = self._with(vocabulary.FuseCondition.HUNG)

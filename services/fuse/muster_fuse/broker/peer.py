@@ -33,12 +33,16 @@ _UCRED: Final = struct.Struct("i2I")
 _INT: Final = struct.Struct("i")
 _CLONE_FILES: Final = 0x400
 _TAKEN: Final = struct.Struct("<I?")
-"""The header that `_take` sends before the packet: the number of descriptors, and the truncation
-flags.
+"""The header that `_take` sends before a packet.
+
+It has the number of descriptors, and whether the packet or the descriptors were truncated.
 """
 _PACKET_MAX: Final = protocol.PACKET_MAX
 _DESCRIPTORS_MAX: Final = 4
-"""More descriptors than a request may carry; the kernel drops and reports further ones."""
+"""The maximum number of descriptors received, which is more than a request may carry.
+
+The kernel drops and reports further descriptors.
+"""
 _TEXT_BYTES_MAX: Final = 65_536
 _MOUNTINFO_BYTES_MAX: Final = 1 << 26
 _PROC: Final = Path("/proc")
@@ -86,13 +90,18 @@ class Peer:
         self._is_closed = False
         self._taking: threading.Thread | None = None
 
-    def receive(self) -> Received | None:
+    def receive(self) -> protocol.Request | None:
         """Return the request that has arrived; None if the peer disconnected. Raises Refusal."""
         with self._lock:
+            return None if self._is_closed else self._request()
+
+    def identify(self, request: protocol.Request) -> Received | None:
+        """Return the received request with its sender; None if the connection was closed.
+
+        Raises Refusal. A pod can make this slow, with a mount table of a hundred thousand lines.
+        """
+        with self._lock:
             if self._is_closed:
-                return None
-            request = self._request()
-            if request is None:
                 return None
             pid, uid, gid = self._identify()
             try:
@@ -202,7 +211,7 @@ def _malformed(text: str) -> decision.Refusal:
 
 
 def _exited() -> decision.Refusal:
-    text = "the process that connected has ended; it must wait for the reply"
+    text = "the process that connected has ended; it has to wait for the reply"
     return decision.Refusal(decision.Reason.EXITED, errno.ESRCH, text)
 
 
@@ -266,7 +275,7 @@ def _lines(pid: int, mount_id: int) -> dict[int, caller.MountLine]:
 
 
 def _mountinfo(pid: int, mount_id: int) -> Iterator[str]:
-    """Yield the lines that start with a mount's id; of 100,000 lines, only these are decoded.
+    """Yield the mountinfo lines that start with a mount's id, without decoding the other lines.
 
     Only the kernel's line ends split lines: names may contain other characters at which Python
     splits.

@@ -31,7 +31,7 @@ class _Served:
         self.listener = listener
         self.turn = asyncio.Lock()
         self.was_stuck = False
-        """Whether its latest job did not end although it was killed."""
+        """Whether the pod's latest job did not end although it was killed."""
         self.slow_until = 0.0
 
     @property
@@ -75,7 +75,7 @@ class Broker:
         self._served[pod.uid] = served
 
     async def close(self, pod_uid: str) -> None:
-        """Stop listening for a pod, and close its connections; its mounts stay."""
+        """Close a pod's socket and its connections; its mounts stay."""
         served = self._served.pop(pod_uid, None)
         if served is not None:
             await served.listener.stop()
@@ -104,7 +104,7 @@ class Broker:
             await asyncio.sleep(self._settings.watch_s)
 
     async def stop(self) -> None:
-        """Stop listening for all pods; mounts and their records stay."""
+        """Close the sockets of all pods; mounts and their records stay."""
         for uid in tuple(self._served):
             await self.close(uid)
         self._ledger.close()
@@ -119,11 +119,16 @@ class Broker:
         # the operation in the reply to an unreadable request
         operation = protocol.Operation.MOUNT
         try:
-            received = await served.listener.reading.run(connected.receive)
+            reading = served.listener.reading
+            request = await reading.run(connected.receive)
+            if request is None:
+                return
+            operation = request.operation
+            # before the sender is identified, because a pod can make that expensive
+            self._limiter.take(served.pod.uid, now=asyncio.get_running_loop().time())
+            received = await reading.run(lambda: connected.identify(request))
             if received is None:
                 return
-            operation = received.request.operation
-            self._limiter.take(served.pod.uid, now=asyncio.get_running_loop().time())
             answer = await self._do(served, connected, received)
         except Refusal as refusal:
             self._report(served.pod, refusal)
@@ -134,7 +139,7 @@ class Broker:
                 connected.connection.send(answer, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 
     async def _do(self, served: _Served, connected: peer.Peer, received: peer.Received) -> bytes:
-        """Execute a request; return the reply, or nothing if it has already been sent."""
+        """Execute a request; return the reply, or no bytes if the reply has already been sent."""
         asking = decision.check_caller(
             served.pod.uid,
             received.process,

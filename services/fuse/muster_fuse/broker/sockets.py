@@ -29,7 +29,7 @@ _EVERYONE: Final = 0o666
 _PATH_BYTES_MAX: Final = 107
 
 Serve = Callable[[peer.Peer], Coroutine[object, object, None]]
-"""Answers the request on a connection."""
+"""A function that answers the request on a connection."""
 
 log = structlog.get_logger()
 

@@ -12,12 +12,12 @@ from muster.service import entry, logs, probes, runtime, sections
 from muster_fuse.dra import driver
 
 Registry = Annotated[str, msgspec.Meta(min_length=1, max_length=74)]
-"""The file name is short, because a socket's path may have at most 107 bytes."""
+"""A directory for sockets; its path is short, because a socket's path has at most 107 bytes."""
 Folder = Annotated[str, msgspec.Meta(min_length=1, max_length=4000)]
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """All settings."""
+    """All settings of the DRA driver."""
 
     registry: Registry = "/var/lib/kubelet/plugins_registry"
     """The kubelet's directory for plugin sockets."""

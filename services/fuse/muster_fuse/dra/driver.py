@@ -1,4 +1,4 @@
-"""Adapter: gRPC: the DRA driver, which tells the kubelet the devices of a claim.
+"""Adapter: gRPC: the DRA driver, which informs the kubelet about the devices of a claim.
 
 Every claim gets the same CDI device, /dev/fuse. So the driver reads no claims, has no state and
 needs no permission on the Kubernetes API. It rewrites the CDI file for each claim, because the file
@@ -18,7 +18,7 @@ from muster.service import logs
 from muster_fuse import registration
 
 DRIVER: Final = "device.fuse.muster.dev"
-"""The same names as in the DeviceClass and the ResourceSlice of k8s/components/fuse-dra."""
+"""The driver's name; this and the names below are the same as in k8s/components/fuse-dra."""
 POOL: Final = "cluster"
 DEVICE: Final = "fuse"
 CDI_KIND: Final = "fuse.muster.dev/device"
@@ -46,7 +46,7 @@ _CDI: Final = {
     ],
 }
 _WRITE_S: Final = 20.0
-"""The timeout is below the 45 s that the kubelet waits."""
+"""The timeout for writing the CDI file: shorter than the 45 s that the kubelet waits."""
 
 
 class Driver:
@@ -54,7 +54,7 @@ class Driver:
 
     def __init__(self, *, registry: Path, cdi: Path) -> None:
         self.prepared = 0
-        """Claims prepared, including repeats."""
+        """The number of claims prepared, including repeated requests."""
         self.failed = 0
         self._cdi = cdi / CDI_FILE
         self._files = blocking.Serial()

@@ -61,11 +61,12 @@ class SelfTestJob(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """The outcome of a job: `errno` 0, or an error with `text`, one line without a full stop.
+    """The outcome of a job: `errno` is 0, or an error number that `text` explains.
 
-    `stage` is the step that failed, empty if none did. After a mount, `minor` is the minor number
-    of its device, and so the name of its directory in /sys/fs/fuse/connections; `inode` and
-    `created_ns` distinguish that directory from a later one with the same name.
+    `text` is one line without a full stop. `stage` is the step that failed, empty if none did.
+    After a mount, `minor` is the minor number of its device, and so the name of its directory in
+    /sys/fs/fuse/connections; `inode` and `created_ns` distinguish that directory from a later one
+    with the same name.
     """
 
     errno: int = 0

@@ -36,7 +36,7 @@ from muster_fuse.kernel import jobs, syscalls
 CONTINUE_S: Final = 10.0
 """How long a caller that has received /dev/fuse may take to request the mount."""
 _HERE: Final = -100
-"""AT_FDCWD."""
+"""AT_FDCWD: a path is relative to the current directory."""
 _NO_SIGNAL: Final = 0
 _STANDARD_STREAMS: Final = 3
 _BUSY_RETRIES: Final = 10
@@ -237,7 +237,8 @@ def _create(job: jobs.MountJob, device: int, mode: int) -> int:
             syscalls.fsconfig_string(context, key, value)
         for key in job.flags:
             syscalls.fsconfig_flag(context, key)
-        syscalls.fsconfig_create(context)
+        # with sync_init, the caller may have connected the device to a file system that it has
+        syscalls.fsconfig_create_new(context)
         always = syscalls.MOUNT_ATTR_NOSUID | syscalls.MOUNT_ATTR_NODEV
         made = syscalls.fsmount(context, job.attributes | always)
         syscalls.make_private(made)
@@ -266,7 +267,7 @@ def _unmount_unused(caller: jobs.Caller, host: Host, root: int) -> None:
     """Remove a mount; raise EBUSY if it is in use.
 
     A descriptor of its root would itself count as a use. So the mount is removed by its name in the
-    directory that contains the mount point, without asking any file system.
+    directory that contains the mount point, without a request to any file system.
     """
     parent, _, name = os.readlink(str(root)).rpartition("/")  # noqa: PTH115  # no module more than needed
     mount_id = syscalls.status(root).mount_id
@@ -279,7 +280,7 @@ def _unmount_unused(caller: jobs.Caller, host: Host, root: int) -> None:
     except OSError:
         is_covered = True
     if is_covered:
-        text = "another mount covers it; unmount that first, or unmount lazily"
+        text = "another mount covers it; unmount that mount first, or unmount lazily"
         raise OSError(errno.EBUSY, text)
     os.close(root)
     for retry in range(_BUSY_RETRIES):
@@ -305,7 +306,7 @@ def _protect(parent: int) -> None:
 
 @contextlib.contextmanager
 def step(stage: str, doing: str, context: int | None = None) -> Iterator[None]:
-    """Raise Failed instead of OSError; `context` has the kernel's own messages."""
+    """Raise Failed instead of OSError, with the kernel's messages about `context`, if given."""
     try:
         yield
     except OSError as error:

@@ -33,7 +33,7 @@ CHILDREN_MAX: Final = 64
 """The maximum number of children, including stuck children."""
 DEADLINE_S: Final = 5.0
 SYNC_INIT_DEADLINE_S: Final = 2 * mount_steps.CONTINUE_S
-"""The time within which the caller requests the mount, and its daemon then answers."""
+"""The deadline of a mount with `sync_init`, which waits for the caller and for the daemon."""
 STUCK_S: Final = 1.0
 """How long a killed child may take to end before it counts as stuck."""
 NUMBER: Final = struct.Struct("<I")

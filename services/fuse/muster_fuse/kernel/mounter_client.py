@@ -23,7 +23,7 @@ JOBS_MAX: Final = 16
 """How many quick jobs, and how many slow jobs, may run at once; others wait."""
 _SLOT_S: Final = 5.0
 _MARGIN_S: Final = 3.0
-"""The time that the mounter gets to answer after a child's deadline."""
+"""How long the mounter may take to answer after a child's deadline."""
 _RESTART_MIN_S: Final = 0.1
 _RESTART_MAX_S: Final = 10.0
 _STABLE_S: Final = 60.0
@@ -74,7 +74,8 @@ class Mounter:
         await asyncio.gather(self._running, return_exceptions=True)
         if self._process is not None:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._process.wait(), self._deadline_s + _MARGIN_S)
+                async with asyncio.timeout(self._deadline_s + _MARGIN_S):
+                    await self._process.wait()
             if self._process.returncode is None:
                 self._process.kill()
                 await self._process.wait()
@@ -158,7 +159,7 @@ class Mounter:
     async def _given(
         self, number: int, message: bytes, descriptors: tuple[int, ...]
     ) -> asyncio.Future[jobs.Outcome]:
-        """Send a job to the mounter, or to its successor if it has just ended."""
+        """Send a job to the mounter, or to a new mounter process if the old one has just ended."""
         packet = mounter.NUMBER.pack(number) + message
         while number not in self._waiting:
             await self._is_up.wait()

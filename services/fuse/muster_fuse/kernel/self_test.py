@@ -51,7 +51,7 @@ def run(job: jobs.SelfTestJob) -> jobs.Outcome:
         if error.errno == errno.ENODEV:
             return jobs.Outcome()
         raise
-    raise _failed("unmount", "the mount is still there after it was removed")
+    raise _failed("unmount", "the mount still exists after it was removed")
 
 
 def _connected(path: str) -> socket.socket:
@@ -76,7 +76,7 @@ def _private_files() -> int:
 
 def _asked(broker: socket.socket, operation: protocol.Operation, descriptor: int) -> int | None:
     """Send a request, and close its descriptor; return the descriptor in the reply, if any."""
-    with mount_steps.step(operation.name.lower(), "ask the broker"), broker:
+    with mount_steps.step(operation.name.lower(), "send a request to the broker"), broker:
         socket.send_fds(broker, [protocol.request(operation)], [descriptor])
         # a mount is busy while a descriptor of its root is open
         os.close(descriptor)

@@ -7,6 +7,7 @@ OSError.
 
 import contextlib
 import ctypes
+import errno
 import os
 import struct
 from typing import Final, NamedTuple
@@ -32,6 +33,7 @@ _AT_EMPTY_PATH: Final = 0x1000
 _FSCONFIG_SET_FLAG: Final = 0
 _FSCONFIG_SET_STRING: Final = 1
 _FSCONFIG_CMD_CREATE: Final = 6
+_FSCONFIG_CMD_CREATE_EXCL: Final = 8
 _FSOPEN_CLOEXEC: Final = 1
 _FSMOUNT_CLOEXEC: Final = 1
 _MOVE_MOUNT_EMPTY_PATHS: Final = 0x44
@@ -41,7 +43,7 @@ _PR_SET_DUMPABLE: Final = 4
 
 _LINUX_CAPABILITY_VERSION_3: Final = 0x2008_0522
 _RESOLVE_CACHED_PLAIN: Final = 0x24
-"""RESOLVE_CACHED and RESOLVE_NO_SYMLINKS."""
+"""The flags RESOLVE_CACHED and RESOLVE_NO_SYMLINKS of openat2(2)."""
 _STATX_SIZE: Final = 256
 _MESSAGES_MAX: Final = 8
 
@@ -65,7 +67,7 @@ def forbid_tracing() -> None:
 
 
 def end_with_parent(signal: int) -> None:
-    """Have the kernel send this process a signal when its parent ends."""
+    """Make the kernel send this process a signal when its parent ends."""
     _checked(_libc.prctl(_PR_SET_PDEATHSIG, signal, 0, 0, 0))
 
 
@@ -88,7 +90,7 @@ def status(directory: int, name: str = "") -> Status:
     """
     buffer = ctypes.create_string_buffer(_STATX_SIZE)
     flags = _AT_EMPTY_PATH | _AT_NO_AUTOMOUNT | _AT_STATX_DONT_SYNC | _AT_SYMLINK_NOFOLLOW
-    _checked(_libc.statx(directory, name.encode(), flags, 0, buffer))
+    _checked(_libc.statx(directory, name.encode(errors="surrogateescape"), flags, 0, buffer))
     # dev_minor and mnt_id in struct statx, which the kernel always fills in
     minor, mount_id = struct.unpack_from("IQ", buffer, 140)
     return Status(minor, mount_id)
@@ -129,8 +131,21 @@ def fsconfig_flag(context: int, key: str) -> None:
 
 
 def fsconfig_create(context: int) -> None:
-    """Create the file system that a context describes."""
+    """Create the file system that a context describes, or use an existing one that it names."""
     _call(431, context, _FSCONFIG_CMD_CREATE, None, None, 0)
+
+
+def fsconfig_create_new(context: int) -> None:
+    """Create the file system that a context describes; EBUSY if it names an existing one.
+
+    Linux before 6.6 then uses the existing one.
+    """
+    try:
+        _call(431, context, _FSCONFIG_CMD_CREATE_EXCL, None, None, 0)
+    except OSError as error:
+        if error.errno != errno.EOPNOTSUPP:
+            raise
+        fsconfig_create(context)
 
 
 def messages(context: int) -> str:
@@ -151,7 +166,7 @@ def fsmount(context: int, attributes: int) -> int:
 
 
 def open_connections() -> int:
-    """Return the root of fusectl, through an unattached mount."""
+    """Mount fusectl without attaching it to a directory; return a descriptor of its root."""
     context = fsopen(b"fusectl")
     try:
         fsconfig_create(context)
@@ -172,7 +187,7 @@ def move_mount(mount: int, target: int) -> None:
 
 
 def mount(source: str, target: str, kind: str, flags: int, options: str = "") -> None:
-    """Attach a file system to a path, or change what is mounted there."""
+    """Attach a file system to a path, or change the mount there, depending on `flags`."""
     texts = (text.encode(errors="surrogateescape") for text in (source, target, kind, options))
     at, onto, of_kind, with_options = texts
     _checked(_libc.mount(at, onto, of_kind, ctypes.c_ulong(flags), with_options))

@@ -22,10 +22,10 @@ DENIED: Final = metrics.counter(
 )
 WITHOUT_DEVICE: Final = prometheus_client.Counter(
     "muster_fuse_nri_without_device_total",
-    "Containers that run without /dev/fuse although their pod asks for it.",
+    "Containers that run without /dev/fuse although their pod requests it.",
 )
 CONNECTED: Final = prometheus_client.Gauge(
-    "muster_fuse_nri_connected", "1 while the runtime asks about each new container."
+    "muster_fuse_nri_connected", "1 while the runtime calls the plugin for each new container."
 )
 SYNCHRONIZED: Final = prometheus_client.Counter(
     "muster_fuse_nri_synchronizations_total", "Registrations that the runtime completed."
@@ -36,7 +36,7 @@ Pattern = Annotated[str, msgspec.Meta(min_length=1, max_length=253)]
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """All settings."""
+    """All settings of the NRI plugin."""
 
     socket: File = "/var/run/nri/nri.sock"
     """The runtime's socket, which the runtime recreates whenever it starts."""
@@ -47,7 +47,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report:
-    """Logs and counts what sessions observe; a container without its device is reported once."""
+    """Logs and counts the observations of sessions.
+
+    A container without its device is reported only once, even after a reconnection.
+    """
 
     def __init__(self) -> None:
         self._without_device: frozenset[str] = frozenset()

@@ -22,7 +22,7 @@ _DELAYS: Final = pacing.Backoff(first_s=0.2, max_s=5.0, jitter=0.5)
 
 
 class Connection:
-    """The connection to the runtime of this node; `problem` says why there is none."""
+    """The connection to the runtime of this node; while it is down, `problem` is the reason."""
 
     def __init__(
         self,

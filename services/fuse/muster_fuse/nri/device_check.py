@@ -2,7 +2,7 @@
 
 While no NRI plugin is connected, a container starts without its device, and this is not reported.
 An init container with this command delays the pod's other containers until the device exists: each
-restart recreates the init container, and the runtime asks the plugin again.
+restart recreates the init container, and the runtime calls the plugin again.
 """
 
 import errno

@@ -5,8 +5,8 @@
 | `fuse.muster.dev/device`                         | every container                     |
 | `fuse.muster.dev/device.container.<container>`   | this container; overrides the other |
 
-The value is "true" or "false". Any other value is an error: if it were treated as "false", nobody
-would know why the device is missing.
+The value is "true" or "false". Any other value is an error: if it were treated as "false", the
+reason for the missing device would not be visible.
 """
 
 import enum
@@ -21,7 +21,10 @@ PATH: Final = "/dev/fuse"
 MAJOR: Final = 10
 MINOR: Final = 229
 MODE: Final = 0o666
-"""Path, numbers and mode are fixed: if configurable, they could expose any device of a node."""
+"""The mode of the device node.
+
+Path, numbers and mode are constants: as settings, they could expose any device of a node.
+"""
 _VALUE_SHOWN: Final = 40
 
 

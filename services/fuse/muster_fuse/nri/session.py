@@ -25,7 +25,10 @@ from muster.pb import nri_pb2, ttrpc_pb2
 from muster_fuse.nri import grants, wire
 
 EVENTS: Final = 1 << (4 - 1)
-"""CREATE_CONTAINER alone: 0 would mean all events, and the runtime refuses an unknown event."""
+"""The mask of the events that the plugin requests: CREATE_CONTAINER alone.
+
+0 would mean all events, and the runtime refuses an unknown event.
+"""
 _NAME: Final = "muster-fuse"
 _INDEX: Final = "20"
 _RUNTIME_SERVICE: Final = "nri.pkg.api.v1alpha1.Runtime"
@@ -42,7 +45,10 @@ class Refused(Exception):
 
 
 class Synchronized(msgspec.Struct, frozen=True, kw_only=True):
-    """The runtime now asks about each container; those in `without_device` run without it."""
+    """The registration is complete: the runtime will call for each new container.
+
+    `without_device` are the existing containers that lack the device their pods request.
+    """
 
     runtime: str
     without_device: tuple[grants.Container, ...]

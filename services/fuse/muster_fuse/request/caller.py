@@ -1,8 +1,9 @@
 """Pure: identifies the caller: parses /proc texts about a process and its descriptors.
 
 Pods choose the names of processes, directories and file systems in these texts. The kernel escapes
-the names so that they stay within their field; a text that the kernel would not have written is
-refused as unclear. The formats are those of proc(5), cgroups(7) and user_namespaces(7).
+the names so that they stay within their field; a text that the kernel cannot have written is
+refused as unclear. `decision` then checks that the caller's pod owns the socket. The formats are
+those of proc(5), cgroups(7) and user_namespaces(7).
 """
 
 import re
@@ -16,8 +17,9 @@ from muster_fuse.kernel import jobs
 _SYSTEMD_POD: Final = re.compile(
     r"(?:[\w.-]+-)?kubepods(?:-besteffort|-burstable)?-pod([0-9A-Za-z_]+)\.slice", re.ASCII
 )
-"""Matches the last part of a cgroup's path. The uid in it has underscores: in systemd
-a hyphen would start a new level.
+"""Matches the last part of a pod's cgroup path.
+
+The uid in it has underscores, because a hyphen starts a new level in systemd.
 """
 _CGROUPFS_POD: Final = re.compile(
     r"kubepods(?:/besteffort|/burstable)?/pod([0-9A-Za-z-]+)", re.ASCII
@@ -37,7 +39,7 @@ class Pod(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Unclear(ValueError):
-    """A text from /proc that the kernel would not have written, or an id that is not mapped."""
+    """A text from /proc is not in the kernel's format, or an id is not mapped."""
 
 
 class Process(NamedTuple):

@@ -32,7 +32,7 @@ MOUNTABLE: Final = frozenset(
 )
 """Types of file systems that may contain mount points: those with ordinary files."""
 _PROTECTED: Final = frozenset({"dev", "proc", "sys"})
-_SHARED_MEMORY: Final = "/dev/shm/"  # noqa: S108  # what pods keep there is theirs
+_SHARED_MEMORY: Final = "/dev/shm/"  # noqa: S108  # a pod's own files
 _SHOWN_MAX: Final = 255
 
 
@@ -63,7 +63,7 @@ class Reason(enum.StrEnum):
 
 
 class Refusal(Exception):
-    """A refused request: its reason, its errno, and a line that says what to do."""
+    """A refused request: its reason, its errno, and a line with advice."""
 
     def __init__(self, reason: Reason, errno_: int, text: str) -> None:
         super().__init__(text)
@@ -154,7 +154,7 @@ def unmount_job(
 ) -> jobs.UnmountJob:
     """Return the job for a request to unmount, if the mount is the caller's. Raises Refusal.
 
-    `lines` has the mount whose root was sent, and the mount below it.
+    `lines` describes, by mount id, the mount whose root was sent and that mount's parent.
     """
     line = _visible(root, lines.get(root.mount_id))
     if not line.is_fuse:
@@ -162,10 +162,10 @@ def unmount_job(
         raise Refusal(Reason.NOT_FUSE, errno.EINVAL, text)
     below = lines.get(line.parent_id)
     if below is None:
-        text = f"{shown(line.mount_point)} is not mounted on anything that the process sees"
+        text = f"{shown(line.mount_point)} is not mounted on a directory that the process sees"
         raise Refusal(Reason.NOT_VISIBLE, errno.EINVAL, text)
     if below.is_shared:
-        text = f"{shown(line.mount_point)} is shared with others, who would lose it too"
+        text = f"{shown(line.mount_point)} is shared with other containers, which would lose it too"
         raise Refusal(Reason.SHARED, errno.EPERM, text)
     if f"user_id={asking.user_id}" not in line.options and asking.user_id != 0:
         text = f"{shown(line.mount_point)} was mounted by another user"

@@ -1,7 +1,7 @@
 """Pure: limits the rate of a pod's requests, and the number of mounts per pod and node.
 
 A mount in progress already counts, so that concurrent requests cannot exceed a limit together.
-`now` is monotonic.
+`now` is in monotonic seconds.
 """
 
 import contextlib

@@ -36,8 +36,8 @@ _UINT32_MAX: Final = 0xFFFF_FFFF
 _NUMBER: Final = re.compile(r"[0-9]{1,10}", re.ASCII)
 _SHOWN_MAX: Final = 64
 _REASONS: Final = {
-    "suid": "programs on a FUSE file system never gain rights",
-    "dev": "device nodes on a FUSE file system are never usable",
+    "suid": "programs on a FUSE file system gain no privileges",
+    "dev": "device nodes on a FUSE file system cannot be used",
     "blkdev": "block devices are not available to pods",
     "blksize": "block devices are not available to pods",
     "allow_root": "use allow_other, or run the program as the user who needs the files",

@@ -24,7 +24,7 @@ Answer = TypeVar("Answer", bound=message.Message)
 REGISTRY: Final = "plugins_registry"
 """The directory of plugin sockets, below the kubelet's directory."""
 _CALL_S: Final = 30.0
-"""The timeout is shorter than the two minutes after which the kubelet retries."""
+"""The timeout of a call: shorter than the two minutes after which the kubelet retries."""
 _CODES: Final = {
     publication.Reason.INVALID: grpc.StatusCode.INVALID_ARGUMENT,
     publication.Reason.NO_POD: grpc.StatusCode.FAILED_PRECONDITION,

@@ -54,7 +54,7 @@ class Volume(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Publication(msgspec.Struct, frozen=True, kw_only=True):
-    """A volume to make for a pod."""
+    """A request to provide a volume for a pod."""
 
     volume: Volume
     pod: caller.Pod
@@ -85,7 +85,7 @@ def wanted(
     if not (uid and 0 < len(namespace) <= _NAME_MAX and 0 < len(name) <= _NAME_MAX):
         raise Refused(
             Reason.NO_POD,
-            f"the kubelet does not name the pod; is podInfoOnMount set in CSIDriver {DRIVER}?",
+            f"the request does not name the pod; is podInfoOnMount set in CSIDriver {DRIVER}?",
         )
     if context.get(f"{_POD}ephemeral") != "true":
         raise Refused(

@@ -29,7 +29,7 @@ class Records:
         self._directory = directory
 
     def load(self) -> tuple[dict[str, Record], list[str]]:
-        """Return the records by pod uid, and the problems of other files. Raises OSError."""
+        """Return the records by pod uid, and the problems of unreadable files. Raises OSError."""
         self._directory.mkdir(parents=True, exist_ok=True)
         records, problems = {}, []
         for path in sorted(self._directory.iterdir()):
@@ -73,5 +73,5 @@ def _read(path: Path) -> Record:
     if not re.fullmatch(publication.UID_PATTERN, record.pod.uid):
         raise ValueError("contains no valid pod uid")
     if path.name != f"{record.pod.uid}.json":
-        raise ValueError(f"contains the record of pod {record.pod.uid}")
+        raise ValueError(f"contains the record of another pod, {record.pod.uid}")
     return record

@@ -2,7 +2,7 @@
 
 Each pod has its own tmpfs with the helper, the pod's socket and `dev-fuse`, the stub for /dev/fuse.
 The file system itself is read-only, not only its mounts: container runtimes clear a mount's
-read-only flag if a pod does not ask for it (opencontainers/runc#3967, since 1.2;
+read-only flag if a pod does not request it (opencontainers/runc#3967, since 1.2;
 containers/crun#2247), and root in a container could then replace the helper and the socket.
 
 The stub is a FIFO, because it must open for reading and writing, which is impossible for a regular

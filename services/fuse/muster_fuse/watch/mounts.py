@@ -5,8 +5,9 @@ much processor time such processes have used, and whether a killed process of it
 
 | the mount                                                          | condition             |
 |--------------------------------------------------------------------|-----------------------|
-| its connection is gone, or its number has been reused              | none: it is forgotten |
-| in two checks in a row no process has /dev/fuse open for it        | dead, until one has   |
+| its connection is gone, or its number has been reused              | none: no more checks  |
+| in two checks in a row no process has /dev/fuse open for it        | dead, until a process |
+|                                                                    | has it open           |
 | requests wait for `hung_s`, never fewer than before, and the       | hung, until fewer     |
 | daemon works for less than a thousandth of that time               | wait or it works      |
 | it is hung, and for `lingering_s` a killed process of its pod has  | lingering, until      |
@@ -32,7 +33,10 @@ TICK_S: Final = 0.01
 _WORKING: Final = 0.001
 """The minimum share of a processor that a daemon uses while it answers requests."""
 _UNHELD_MAX: Final = 2
-"""More than 1, because a check may fall between a daemon's fork() and the end of its parent."""
+"""After this many checks in a row in which no process has /dev/fuse open, a mount is dead.
+
+More than 1, because a check may fall between a daemon's fork() and the end of its parent.
+"""
 
 
 class Mount(msgspec.Struct, frozen=True, kw_only=True):

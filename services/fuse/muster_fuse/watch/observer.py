@@ -1,6 +1,6 @@
 """Adapter: fusectl and /proc: checks the connections of mounts and the processes that serve them.
 
-Checking all processes takes long, so the processes that serve a mount are remembered. A new search
+Checking all processes takes long, so the processes that serve a mount are cached. A new search
 starts if they no longer serve the mount, and from time to time while requests wait.
 """
 
@@ -11,9 +11,9 @@ from typing import Final
 from muster_fuse.watch import connections, mounts, processes
 
 _LOOKS_MAX: Final = 6
-"""How many times remembered processes are checked while requests wait, before a new search."""
+"""How many times cached processes are checked while requests wait, before a new search."""
 _HOLDERS_MAX: Final = 64
-"""How many processes are remembered for a mount."""
+"""The maximum number of cached processes per mount."""
 
 
 @dataclass(slots=True)
@@ -66,7 +66,10 @@ class Observer:
         return served.looks > _LOOKS_MAX or not _worked(served.holders)
 
     def _search(self, present: Collection[mounts.Mount], dead: Collection[str]) -> None:
-        """Search the mounts' pods, then all processes: a daemon may have passed the device on."""
+        """Find the processes that serve the mounts: in the mounts' pods, else anywhere on the node.
+
+        A daemon may have passed the device on to another process.
+        """
         pods = {mount.pod_uid for mount in present}
         for everywhere in (False, True):
             holders = list(processes.holders(pods, everywhere=everywhere))

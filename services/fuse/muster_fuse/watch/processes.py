@@ -27,13 +27,18 @@ _ENTRIES_MAX: Final = 4096
 """The maximum number of descriptors or threads read per process."""
 _POD_ENTRIES_MAX: Final = 65_536
 """The maximum number of entries read per pod, or per process outside of pods."""
+_DEVICES_MAX: Final = 2048
+"""The maximum number of descriptors per pod that are examined because of their file's name."""
 _MOUNTINFO_BYTES_MAX: Final = 1 << 25
 """The maximum size of a pod's mount tables; each mount namespace is read once."""
 _SIGKILL: Final = 1 << 8
 _PENDING: Final = ("SigPnd:", "ShdPnd:")
 _UTIME: Final = 11
 _STARTED: Final = 19
-"""Fields of /proc/<pid>/stat, counted after the name, which ends with the last parenthesis."""
+"""The index of the start time in /proc/<pid>/stat.
+
+Like `_UTIME`, it counts the fields after the name, which ends with the last parenthesis.
+"""
 
 
 class Holder(NamedTuple):
@@ -50,7 +55,7 @@ class Holder(NamedTuple):
 
 
 def worked_ticks(holder: Holder) -> int | None:
-    """Return the processor time of a holder; None if it has closed the device."""
+    """Return the processor time of a holder, in ticks; None if it has closed the device."""
     process = _PROC / str(holder.pid)
     try:
         fields = _stat(process)
@@ -74,9 +79,7 @@ def holders(pods: Collection[str], *, everywhere: bool) -> Iterator[Holder]:
             if not everywhere and uid not in pods:
                 continue
             held = {
-                connection: descriptor
-                for descriptor in entries.of(process / "fd", uid)
-                for connection in _connections(process, descriptor)
+                connection: descriptor for descriptor, connection in entries.devices(process, uid)
             }
             for connection, descriptor in held.items():
                 yield Holder(
@@ -124,8 +127,9 @@ def seen_by(pod_uid: str) -> Seen:
                 for line in _mountinfo(process, left):
                     tables[namespace] += len(line)
                     seen.mounted.update(_fuse_mount(line))
-            for descriptor in entries.of(process / "fd", pod_uid):
-                seen.served.update(c for c in _connections(process, descriptor) if c is not None)
+            for _, connection in entries.devices(process, pod_uid):
+                if connection is not None:
+                    seen.served.add(connection)
     return seen
 
 
@@ -134,6 +138,7 @@ class _Entries:
 
     def __init__(self) -> None:
         self._seen: Counter[str] = Counter()
+        self._examined: Counter[str] = Counter()
 
     def of(self, directory: Path, pod_uid: str | None) -> Iterator[str]:
         """Yield the first entries of a directory. Raises OSError."""
@@ -143,6 +148,19 @@ class _Entries:
             for entry in itertools.islice(entries, min(left, _ENTRIES_MAX)):
                 self._seen[counted] += 1
                 yield entry.name
+
+    def devices(self, process: Path, pod_uid: str | None) -> Iterator[tuple[str, int | None]]:
+        """Yield the descriptors of /dev/fuse, each with its connection. Raises OSError.
+
+        Nearly all descriptors are other files; their links show this without another read.
+        """
+        counted = pod_uid or str(process)
+        for descriptor in self.of(process / "fd", pod_uid):
+            with contextlib.suppress(OSError, ValueError):
+                link = os.readlink(f"{process}/fd/{descriptor}")  # noqa: PTH115  # many
+                if link.endswith(_DEVICE) and self._examined[counted] < _DEVICES_MAX:
+                    self._examined[counted] += 1
+                    yield descriptor, _held(process, descriptor)
 
     def paths(self, directory: Path, pod_uid: str | None) -> Iterator[Path]:
         """Yield the first entries of a directory as paths. Raises OSError."""
@@ -168,17 +186,6 @@ def _fuse_mount(line: bytes) -> dict[int, caller.MountLine]:
 
 def _processes() -> list[Path]:
     return [path for path in _PROC.iterdir() if path.name.isdecimal()]
-
-
-def _connections(process: Path, descriptor: str) -> list[int | None]:
-    """Return a list with the connection that a descriptor serves, empty if it serves none.
-
-    Nearly all descriptors are other files; their links show this without another read.
-    """
-    with contextlib.suppress(OSError, ValueError):
-        if os.readlink(f"{process}/fd/{descriptor}").endswith(_DEVICE):  # noqa: PTH115  # many
-            return [_held(process, descriptor)]
-    return []
 
 
 def _held(process: Path, descriptor: str) -> int | None:

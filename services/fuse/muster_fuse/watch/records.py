@@ -21,7 +21,7 @@ _USER: Final = "user_id="
 
 
 class Records:
-    """The records in a directory. Its calls block."""
+    """The records in a directory. All calls block."""
 
     def __init__(self, directory: Path, fuse_connections: connections.Connections) -> None:
         self._directory = directory
@@ -30,8 +30,8 @@ class Records:
     def load(self, pod_uid: str) -> list[mounts.Mount]:
         """Return the recorded mounts that a pod still has.
 
-        Raises OSError, msgspec.MsgspecError. Mounts that its processes both serve and see are also
-        returned, because the broker may have ended before it recorded them.
+        Raises OSError, msgspec.MsgspecError. Mounts that the pod's processes both serve and
+        see are also returned, because the broker may have ended before it recorded them.
         """
         seen = processes.seen_by(pod_uid)
         present: dict[int, mounts.Mount] = {}

@@ -1,80 +1,29 @@
-"""Pure: alert lifecycle: compares wanted with published alerts, and decides what to publish.
+"""Pure: compares the wanted alerts with the published ones, to decide what to publish.
 
-Only these two sets matter, not their history. Any process may therefore have published an alert,
-and the evaluation may be repeated. Repeated failures are damped: each time, the plugin must stay
-healthy for longer before it counts as recovered.
+The decision depends only on these two sets, not on their history. It can therefore be repeated, and
+it does not matter which process published an alert. Repeated failures are damped (`flap_damping`).
 
 An alert is first stored as pending, then published, then stored as published. After a crash in
 between, it may be published again under the same id, but it is never lost.
 """
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
 from muster import pacing, vocabulary
+from muster_health.alerting import flap_damping
 from muster_health.model import alerts, config
-
-_COUNTED_MAX: Final = 64
-
-
-@dataclass(slots=True, eq=False)
-class FlapDamping:
-    """Delays the recovery of a plugin, or of one of its alerts, that has failed repeatedly.
-
-    | failure within the window | must stay healthy for            | and is   |
-    |---------------------------|----------------------------------|----------|
-    | 1st                       | 3 good heartbeats, or 15 s       |          |
-    | 2nd                       | 30 s                             |          |
-    | nth, from the 3rd on      | 30 s doubled n - 2 times, 15 min | flapping |
-
-    The count starts again after a whole window without a failure.
-    """
-
-    settings: config.Detection
-    level: int = 0
-    _last: float | None = None
-    _times: tuple[float, ...] = ()
-
-    def failed(self, now: float) -> None:
-        """Count a failure."""
-        window_s = self.settings.flap_window_s
-        if self._last is not None and now - self._last > window_s + self.hold_s:
-            self.level = 0
-        self._last = now
-        self.level = min(self.level + 1, _COUNTED_MAX)
-        recent = (at for at in self._times if now - at <= window_s)
-        self._times = (*recent, now)[-_COUNTED_MAX:]
-
-    def restore(self, level: int, now: float) -> None:
-        """Restore the failures that a previous process counted, as if they had just happened."""
-        self.level = level
-        self._last = now if level else None
-        self._times = (now,) * min(level, self.settings.flap_falls - 1)
-
-    @property
-    def hold_s(self) -> float:
-        """Return for how long the plugin must stay healthy, beyond the usual time."""
-        settings = self.settings
-        holds = pacing.Backoff(first_s=settings.hold_s, max_s=settings.hold_max_s)
-        return holds.delay_s(self.level - 1)
-
-    def failures(self, now: float) -> int:
-        """Return the number of failures within the window."""
-        return sum(1 for at in self._times if now - at <= self.settings.flap_window_s)
-
-    def is_flapping(self, now: float) -> bool:
-        """Return whether there were so many failures that the plugin is reported as flapping."""
-        return self.failures(now) >= self.settings.flap_falls
 
 
 @dataclass(slots=True)
 class _History:
     """When an alert was last published, when it became unwanted, and how often it has fired."""
 
-    damping: FlapDamping
-    told_at: float
+    damping: flap_damping.FlapDamping
+    published_at: float
     cleared_at: float | None = None
 
 
@@ -84,13 +33,13 @@ MayOpen = Callable[[alerts.Key], bool]
 
 _NONE: Final[Mapping[alerts.Key, alerts.Alert]] = {}
 _NO_HISTORY: Final[Mapping[alerts.Key, _History]] = {}
-"""Shared by all plugins without alerts, that is, by most plugins."""
+"""The empty history that all plugins without alerts share; most plugins have none."""
 
 
 class AlertLifecycle:
-    """The open alerts of one owner as they were published, and changes still to be published."""
+    """The published open alerts of a plugin or of the fleet, and the unpublished changes."""
 
-    __slots__ = ("_bounds", "_history", "_settings", "pending", "published")
+    __slots__ = ("_bounds", "_history", "_settings", "_updates", "pending", "published")
 
     def __init__(self, settings: config.Detection, bounds: config.Bounds) -> None:
         self.published: Mapping[alerts.Key, alerts.Alert] = _NONE
@@ -98,11 +47,12 @@ class AlertLifecycle:
         self._settings = settings
         self._bounds = bounds
         self._history: Mapping[alerts.Key, _History] = _NO_HISTORY
+        self._updates: pacing.TokenBucket | None = None
 
-    def load(self, firing: Iterable[alerts.Alert], untold: Iterable[alerts.Alert]) -> None:
+    def load(self, firing: Iterable[alerts.Alert], unpublished: Iterable[alerts.Alert]) -> None:
         """Load the alerts that another process published, and its pending changes."""
         self.published = {alert.key: alert for alert in firing}
-        self.pending = tuple(untold)
+        self.pending = tuple(unpublished)
 
     def follow(
         self,
@@ -122,7 +72,8 @@ class AlertLifecycle:
                 later = self._close(key, published, now, at, why_ended)
                 if later is not None:
                     due.append(later)
-        for key, alert in present.items():
+        # the text that has been outdated for longest is updated first
+        for key, alert in sorted(present.items(), key=self._told_at):
             before = self.published.get(key)
             if before is not None:
                 later = self._change(key, before, alert, now, at)
@@ -139,6 +90,13 @@ class AlertLifecycle:
         ended = (alert.resolved(at, evidence) for alert in self.published.values())
         self.pending = (*self.pending, *ended)
         self.published = _NONE
+
+    def recovery(self, key: alerts.Key) -> tuple[float, float] | None:
+        """Return since when a firing alert's problem is gone, and when the alert is resolved."""
+        history = self._history.get(key)
+        if history is None or history.cleared_at is None:
+            return None
+        return history.cleared_at, history.cleared_at + history.damping.hold_s
 
     def _open(self, key: alerts.Key, alert: alerts.Alert, now: float) -> None:
         if alert.resource or alert.kind in alerts.OF_FLEET:
@@ -158,11 +116,35 @@ class AlertLifecycle:
             history.cleared_at = None
         if published.says_the_same(alert):
             return None
-        due = now if history is None else history.told_at + self._bounds.update_s
-        if published.kind is alert.kind and now < due:
-            return due
+        due = now if history is None else history.published_at + self._bounds.update_s
+        if published.kind is alert.kind:
+            due = self._update_due(alert, due, now)
+            if now < due:
+                return due
         self._publish(key, published.becomes(alert, at), now)
         return None
+
+    def _told_at(self, item: tuple[alerts.Key, alerts.Alert]) -> float:
+        history = self._history.get(item[0])
+        return (
+            math.inf if history is None or item[0] not in self.published else history.published_at
+        )
+
+    def _update_due(self, alert: alerts.Alert, due: float, now: float) -> float:
+        """Return when an alert may be updated; if that is now, count the update.
+
+        Each update stores all alerts of the plugin, so all of them share one rate.
+        """
+        if now < due or alert.kind in alerts.OF_FLEET:
+            return due
+        if self._updates is None:
+            self._updates = pacing.TokenBucket(
+                per_s=1 / self._bounds.update_s, burst=self._bounds.alerts_per_plugin, now=now
+            )
+        due = self._updates.ready_at(now)
+        if due <= now:
+            self._updates.take(now)
+        return due
 
     def _close(
         self,
@@ -186,7 +168,7 @@ class AlertLifecycle:
 
     def _publish(self, key: alerts.Key, alert: alerts.Alert, now: float) -> None:
         self.published = {**self.published, key: alert}
-        self._history_of(key, now).told_at = now
+        self._history_of(key, now).published_at = now
         self.pending = (*self.pending, alert)
 
     def _history_of(self, key: alerts.Key, now: float) -> _History:
@@ -196,6 +178,6 @@ class AlertLifecycle:
             if len(kept) >= 2 * self._bounds.alerts_per_plugin:
                 # plugins choose the names of resources, so the number is limited: drop the oldest
                 del kept[next(iter(kept))]
-            history = kept[key] = _History(FlapDamping(self._settings), now)
+            history = kept[key] = _History(flap_damping.FlapDamping(self._settings), now)
             self._history = kept
         return history

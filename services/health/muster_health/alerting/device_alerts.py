@@ -22,7 +22,7 @@ _WHY_MAX: Final = 300
 _FIRST_MAX: Final = 140
 _PODS_MAX: Final = 8
 _SAVED_MAX: Final = 128
-"""How many devices of each group are saved; more than a node's GPUs and MIG devices."""
+"""The maximum number of devices saved per group; nodes have fewer GPUs and MIG devices."""
 _KIND_OF: Final = {
     Condition.DEGRADED: AlertKind.DEVICE_DEGRADED,
     Condition.UNMONITORED: AlertKind.DEVICE_UNMONITORED,
@@ -49,7 +49,7 @@ class _Faults:
 
 
 _NONE: Final = _Faults()
-"""Many plugins share this object; it must never be changed."""
+"""The empty instance, which many plugins share; it must never be changed."""
 _NOTHING: Final[Mapping[str, int]] = {}
 
 
@@ -61,9 +61,9 @@ class DeviceFaults:
     totals: Mapping[str, int] = field(default_factory=lambda: _NOTHING)
     """Number of devices by resource; empty until the first snapshot."""
     changes: int = 0
-    """How many changes of named devices were recorded; heartbeats do not repeat them."""
+    """The number of recorded changes of faults whose device id is known."""
     has_any: bool = False
-    """Whether there are or recently were faults; if not, look-ups can be skipped."""
+    """Whether there are faults, or were recently; if not, look-ups can be skipped."""
     _faults: _Faults = field(default_factory=lambda: _NONE)
     _count: int = 0
 
@@ -84,13 +84,13 @@ class DeviceFaults:
 
     @property
     def ended(self) -> Mapping[Group, str]:
-        """Why each recently ended fault has ended."""
+        """The reason why each recent fault ended."""
         return self._faults.ended
 
     def restore(self, stored: Iterable[snapshot.KnownFault]) -> None:
         """Restore the faults that a previous process saved, unless a newer snapshot has arrived.
 
-        A shortage names no devices: the next heartbeat reports it again.
+        Shortages of devices are not saved: the next heartbeat reports them again.
         """
         is_listed = self.totals is not _NOTHING
         for group in stored:
@@ -105,9 +105,9 @@ class DeviceFaults:
                 self._own.counts[where] = len(self.by_group.get(where, ()))
 
     def known(self) -> tuple[snapshot.KnownFault, ...]:
-        """Return the faults to save; of many, only the first, because each event saves them all.
+        """Return the faults to save; there is a limit, because every event saves all of them.
 
-        After a restart the next inventory lists the others.
+        After a restart, the next inventory lists the other faults again.
         """
         alike: dict[tuple[AlertKind, str, str], list[str]] = {}
         for (kind, resource), devices in self.by_group.items():
@@ -164,7 +164,10 @@ class DeviceFaults:
         return changed
 
     def settle(self, lacks: Callable[[str], bool]) -> bool:
-        """Drop unlisted devices of resources that lack none; return whether any was dropped."""
+        """Drop devices that are no longer listed, except those of resources with a shortage.
+
+        Return whether any device was dropped.
+        """
         if not self._faults.unlisted:
             return False
         over = [
@@ -174,7 +177,7 @@ class DeviceFaults:
         ]
         for resource, device in over:
             self._own.unlisted.discard((resource, device))
-            unlisted = Fault("the plugin's inventory no longer lists it")
+            unlisted = Fault("the plugin's inventory no longer lists the device")
             self._set((AlertKind.DEVICE_UNHEALTHY, resource), device, unlisted, holds=False)
         return bool(over)
 
@@ -190,7 +193,7 @@ class DeviceFaults:
             self._own.counts[group] = count
             return
         self._own.counts.pop(group, None)
-        self._own.ended[group] = "the plugin's heartbeat reports none"
+        self._own.ended[group] = "the plugin's heartbeat reports no such fault"
         self._count -= len(self._own.by_group.pop(group, ()))
 
     def _remove(self, event: vocabulary.DeviceRemoved) -> None:
@@ -213,7 +216,7 @@ class DeviceFaults:
         if devices is not None and devices.pop(device, None) is not None:
             self._count -= 1
             self.changes += 1
-            self._own.ended[group] = bad.why or "the plugin reports it Healthy"
+            self._own.ended[group] = bad.why or "the plugin reports the device as Healthy"
             if not devices:
                 del self._own.by_group[group]
         return True
@@ -252,13 +255,13 @@ class DeviceFaults:
                 if kind is AlertKind.DEVICE_UNHEALTHY and is_short:
                     self._own.unlisted.add((resource, gone))
                     continue
-                unlisted = Fault("the plugin's inventory no longer lists it")
+                unlisted = Fault("the plugin's inventory no longer lists the device")
                 self._set(group, gone, unlisted, holds=False)
         kept = True
         for (resource, key), device in present.items():
             group = (AlertKind.DEVICE_UNHEALTHY, resource)
             holds = device.health is not Health.HEALTHY
-            why = device.reason if holds else "the plugin's inventory shows it Healthy"
+            why = device.reason if holds else "the plugin's inventory lists the device as Healthy"
             known_bad = self.by_group.get(group, {}).get(key)
             if holds and known_bad is not None:
                 continue
@@ -270,7 +273,7 @@ def _bad(
     event: vocabulary.DeviceHealthChanged | vocabulary.DeviceConditionChanged,
 ) -> Fault:
     code = f" ({event.code})" if event.code else ""
-    return Fault(_cut(f"{event.reason}{code}"), tuple(event.pods[:_PODS_MAX]))
+    return Fault(_cut(f"{event.reason}{code}"), tuple(map(alerts.pod_name, event.pods[:_PODS_MAX])))
 
 
 def _both(first: str, now: str) -> str:
@@ -306,7 +309,7 @@ def of(
     at: datetime,
     missed: Mapping[str, str] = _NO_TEXTS,
 ) -> Iterable[alerts.Alert]:
-    """Yield the alerts for the faults, each as if it were new.
+    """Yield the alerts for the current faults, as if none had been published before.
 
     `missed` describes the resources that have fewer devices than before.
     """
@@ -329,14 +332,14 @@ def of(
             summary=f"{resource} on {node}: {short}",
             evidence=(evidence.of(source, short), *([] if resource in faults.short else _LOST)),
             starts_at=at,
-            told_at=at,
+            changed_at=at,
         )
 
 
 def ended(faults: DeviceFaults, key: alerts.Key) -> tuple[vocabulary.Evidence, ...]:
     """Return the evidence that the faults of a group have ended."""
     slot, resource = key
-    otherwise = "the plugin no longer reports it"
+    otherwise = "the plugin no longer reports the fault"
     if slot == AlertKind.DEVICES_SHORT:
         otherwise = "there are as many devices as before, or as the new configuration expects"
     why = faults.ended.get((AlertKind(slot), resource), otherwise)
@@ -372,7 +375,7 @@ def _of_group(
         summary=summary[:2000],
         evidence=tuple(observed) or (evidence.of("heartbeat", f"{count} {adjective}"),),
         starts_at=at,
-        told_at=at,
+        changed_at=at,
         devices=tuple(ids[:_IDS_MAX]),
         devices_total=count,
     ).naming(pods, len(pods))

@@ -89,7 +89,7 @@ def recovered(good_heartbeats: int) -> vocabulary.Evidence:
 def stop_announced(
     reason: vocabulary.StopReason, return_s: float, *, is_own: bool
 ) -> vocabulary.Evidence:
-    """Return the evidence of an announced stop; `is_own` if the plugin announced the duration."""
+    """Return the evidence of an announced stop; `is_own` means that the plugin gave `return_s`."""
     setting = "" if is_own else " (by detection.maintenance_s)"
     expected = f"expected back within {return_s:g} s{setting}"
     return of("plugin", f"announced a stop ({reason}); {expected}")

@@ -38,11 +38,11 @@ _WORDS: Final = {
     ),
 }
 FAULTS_MAX: Final = 1024
-"""The limit for one node; its pods cannot use as many FUSE mounts."""
+"""The maximum number of faults on one node; its pods cannot use that many FUSE mounts."""
 _WHY_MAX: Final = 300
 _SHOWN_MAX: Final = 4
 _SAVED_MAX: Final = 128
-"""How many mounts of each kind are saved; the next inventory lists the others again."""
+"""The maximum number of mounts saved per kind; the next inventory lists the others again."""
 _Faults = dict[AlertKind, dict[str, "Fault"]]
 
 
@@ -143,7 +143,7 @@ class MountFaults:
 
 
 def of(faults: MountFaults, *, node: str, at: datetime) -> Iterable[alerts.Alert]:
-    """Yield the alerts for the faults, each as if it were new."""
+    """Yield the alerts for the current faults, as if none had been published before."""
     for kind, mounts in sorted(faults.by_kind.items()):
         each = sorted(mounts.values(), key=lambda fault: (fault.pod, fault.why))
         pods = sorted({fault.pod for fault in each})
@@ -157,7 +157,7 @@ def of(faults: MountFaults, *, node: str, at: datetime) -> Iterable[alerts.Alert
             summary=summary,
             evidence=tuple(evidence.of("plugin", fault.why) for fault in each[:_SHOWN_MAX]),
             starts_at=at,
-            told_at=at,
+            changed_at=at,
         ).naming(pods, len(pods))
 
 
@@ -170,5 +170,6 @@ def _fault(mount: vocabulary.FuseMount, text: str) -> Fault:
     program = mount.subtype or "a FUSE file system"
     source = f" {mount.source}" if mount.source else ""
     place = f" on {mount.mount_point}" if mount.mount_point else ""
-    why = f"{mount.pod}: {program}{source}{place}{f': {text}' if text else ''}"
-    return Fault(mount.pod, why if len(why) <= _WHY_MAX else why[: _WHY_MAX - 3] + "...")
+    pod = alerts.pod_name(mount.pod)
+    why = f"{pod}: {program}{source}{place}{f': {text}' if text else ''}"
+    return Fault(pod, why if len(why) <= _WHY_MAX else why[: _WHY_MAX - 3] + "...")

@@ -1,8 +1,8 @@
-"""Pure: decides on the alert about a plugin itself: its time, severity and affected pods.
+"""Pure: decides when to alert about a plugin itself, how severely, and with which affected pods.
 
 The alert follows from the current verdict. If the plugin may only be pausing, the alert waits for a
-while; meanwhile, a plugin that keeps failing gets an alert about flapping. Before anything new is
-published, Kubernetes is asked which pods are affected. Until they are known, the alert is not
+while; meanwhile, a plugin that keeps failing gets an alert about flapping. Before a new alert is
+published, Kubernetes is queried for the affected pods. Until they are known, the alert is not
 changed.
 
 This wait is short: an alert without pods is better than no alert. If Kubernetes does not answer,
@@ -23,7 +23,7 @@ from muster_health.model.snapshot import State
 _MARGIN_S: Final = 0.5
 """Allowance for processing an answer that arrives just in time."""
 _AGAIN_S: Final = (20.0, 60.0)
-"""Delays before an unanswered query is repeated."""
+"""The delays before an unanswered query is repeated."""
 
 
 @dataclass(slots=True, eq=False)
@@ -98,7 +98,7 @@ _OF_KUBELET: Final[Mapping[steps.Rule | None, tuple[str, str]]] = {
 }
 """Summary and advice if the kubelet is at fault, not the plugin."""
 SELF_REPAIR_S: Final = 60.0
-"""For this long, a plugin tries to register again by itself; a restart would only delay that."""
+"""How long a plugin is given to register again by itself; a restart would only delay that."""
 Evidence = tuple[vocabulary.Evidence, ...]
 _SLOTS: Final = frozenset(severity.value for severity in Severity)
 
@@ -120,7 +120,7 @@ class PluginAlert:
     overdue: Evidence = ()
     _pause_due: float = 0.0
     _has_permit: bool = False
-    """Whether the alert may open once its pods are known; the rate limit has counted it."""
+    """Whether the rate limit already permits the alert, which opens once its pods are known."""
     _query: PodsQuery | None = None
 
     def restore(
@@ -144,10 +144,10 @@ class PluginAlert:
         at: datetime,
         may_open: alert_lifecycle.MayOpen,
     ) -> bool:
-        """Return whether to ask Kubernetes for the affected pods now, or to repeat the query.
+        """Return whether to query Kubernetes for the affected pods now, or to repeat that query.
 
         A new alert first needs a permit from `may_open`: while the rate limit holds the alert back,
-        the query waits, too.
+        the query waits as well.
         """
         alert, query = self._evaluate(standing, why, now, at), self._query
         if alert is None or not standing.resources or not self.context.has_cluster:
@@ -162,7 +162,7 @@ class PluginAlert:
         return True
 
     def may_open(self, others: alert_lifecycle.MayOpen) -> alert_lifecycle.MayOpen:
-        """Return which alerts may open now: this one with its permit, the rest as `others` says."""
+        """Return a check of which alerts may open now; `others` decides on all except this one."""
 
         def may(key: alerts.Key) -> bool:
             if self._has_permit and is_of_plugin(key):
@@ -214,7 +214,7 @@ class PluginAlert:
     def followed(
         self, standing: steps.Standing, wanted: list[alerts.Alert], now: float
     ) -> list[float]:
-        """Drop the pods once they are published; return when to evaluate again."""
+        """Drop the list of pods once it is published; return when to evaluate again."""
         pause_due = self._patience_due(standing)
         dues = [pause_due] if now < pause_due and self._may_be_pause(standing, now) else []
         query = self._query
@@ -229,7 +229,7 @@ class PluginAlert:
         return dues
 
     def forget(self) -> None:
-        """Forget the pods: no alert is published now, and later the list would be outdated."""
+        """Drop the list of pods: no alert is published now, and later it would be outdated."""
         self._query, self._has_permit = None, False
 
     def _evaluate(
@@ -253,7 +253,7 @@ class PluginAlert:
             summary=summary,
             evidence=why,
             starts_at=at,
-            told_at=at,
+            changed_at=at,
             flapping=standing.is_flapping,
             advice=advice,
         )
@@ -278,7 +278,7 @@ class PluginAlert:
         return now < self._patience_due(standing) or standing.state is State.RECOVERING
 
     def _patience_due(self, standing: steps.Standing) -> float:
-        """Return when a possible pause has lasted too long, counted from the latest failure."""
+        """Return when a pause that began at the latest failure would be too long."""
         return max(self._pause_due, standing.failed_at + self.context.settings.patience_s)
 
     def _is_published(self, kind: AlertKind) -> bool:
@@ -301,5 +301,5 @@ def of_plugin(published: Mapping[alerts.Key, alerts.Alert]) -> list[alerts.Alert
 
 
 def is_of_plugin(key: alerts.Key) -> bool:
-    """Return whether an alert is about a plugin itself; these use one slot for each severity."""
+    """Return whether an alert is about a plugin itself, which has one slot for each severity."""
     return key[0] in _SLOTS

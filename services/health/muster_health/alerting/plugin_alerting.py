@@ -24,14 +24,14 @@ from muster_health.alerting import (
 from muster_health.model import alerts, config, signals, snapshot, steps
 
 _REPAIRABLE: Final = frozenset({Verdict.STUCK, Verdict.DEREGISTERED, Verdict.MISMATCH})
-"""The verdicts that a restart of the plugin's pod may repair."""
+"""The verdicts after which restarting the plugin's pod may help."""
 _OF_KUBELET: Final = frozenset({steps.Rule.KUBELET_AWAY, steps.Rule.KUBELET_DEAD})
 """The rules under which a restart does not help, because the kubelet is at fault."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
-    """The inputs of alerts other than the verdict; at `due`, one of them may need an alert."""
+    """What alerts depend on besides the verdict; at `due`, one of these may need an alert."""
 
     faults: device_alerts.DeviceFaults
     mounts: mount_alerts.MountFaults
@@ -44,7 +44,7 @@ class Observed:
 
 @dataclass(slots=True, eq=False)
 class PluginAlerting:
-    """Everything published about one plugin; `since` is when its verdict was reached."""
+    """The published state of one plugin; `since` is when its verdict was reached."""
 
     node: str
     plugin: str
@@ -63,7 +63,7 @@ class PluginAlerting:
     pending_verdict: vocabulary.VerdictChanged | None = None
     alert: plugin_alert.PluginAlert | None = None
     watched: watched_alerts.Subject | None = None
-    """Set if muster does not run the plugin, but only watches it."""
+    """The plugin as a subject of alerts if muster only watches it; None if muster runs it."""
     _reached_at: float | None = None
 
     def load(self, before: snapshot.Snapshot) -> None:
@@ -87,7 +87,7 @@ class PluginAlerting:
             self.alert.restore(before.firing, pause_due=pause_due, repair_due=repair_due)
 
     def reset_published(self) -> None:
-        """Forget the last publication, which was dropped because another replica leads."""
+        """Treat nothing as published: another replica leads, so the publications were dropped."""
         self.lifecycle.load((), ())
         self.published_verdict = self.pending_verdict = None
 
@@ -276,7 +276,7 @@ class PluginAlerting:
             summary=f"the clock of node {self.node} differs from health's",
             evidence=(evidence.of("heartbeat", observed.clock_text),),
             starts_at=at,
-            told_at=at,
+            changed_at=at,
         )
         return [skewed, *wanted]
 

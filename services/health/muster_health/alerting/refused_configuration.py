@@ -24,7 +24,7 @@ from muster_health.model import alerts, snapshot
 _SHOWN_MAX: Final = 4
 _TEXT_MAX: Final = 300
 _IN_FLIGHT_S: Final = 10.0
-"""A heartbeat sent before the refusal may arrive after it, with an earlier file's hash."""
+"""For this long after a refusal, a heartbeat may still contain an earlier file's hash."""
 _APPLIED: Final = "a configuration that it accepts is active"
 _RESTARTED: Final = "the plugin has restarted, with a configuration that it accepts"
 
@@ -36,7 +36,7 @@ class RefusedConfiguration:
     wait_s: float
     known: snapshot.KnownRefusal | None = None
     ended: str = _APPLIED
-    """Why the last refused configuration no longer matters."""
+    """Why the last refusal is no longer relevant."""
     changes: int = 0
     _since: float = 0.0
     _refused_at: float = 0.0
@@ -89,7 +89,7 @@ class RefusedConfiguration:
         return self.known is not None and now >= self._since + self.wait_s
 
     def alerts(self, *, node: str, plugin: str, now: float, at: datetime) -> Iterable[alerts.Alert]:
-        """Yield the alert, as if it were new, if the wait is over."""
+        """Yield the alert if the wait is over."""
         if self.known is None or not self.is_overdue(now):
             return
         problems = self.known.problems or ("no reason given",)
@@ -102,7 +102,7 @@ class RefusedConfiguration:
                 evidence.of("plugin", applied),
             ),
             starts_at=at,
-            told_at=at,
+            changed_at=at,
         )
 
     def why_ended(self) -> tuple[vocabulary.Evidence, ...]:

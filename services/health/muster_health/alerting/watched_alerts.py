@@ -1,6 +1,6 @@
 """Pure: composes the texts of alerts about plugins that muster watches but does not run.
 
-The advice differs from that for our own plugins: muster does not know this plugin's log, and the
+The advice differs from that for our own plugins: muster cannot interpret this plugin's log, and the
 other runbooks do not apply.
 """
 
@@ -17,7 +17,7 @@ _SUMMARY: Final[Mapping[Rule | None, str]] = {
     Rule.WATCHED_NOT_SERVED: "has ended and has not come back",
     Rule.WATCHED_SOCKET_REMOVED: "has lost its socket: the kubelet cannot connect to it again",
     Rule.WATCHED_NO_ANSWER: "is stuck: its socket accepts connections, but nothing answers",
-    Rule.WATCHED_WRONG_ANSWER: "does not answer as a plugin does: something else may serve "
+    Rule.WATCHED_WRONG_ANSWER: "does not answer like a device plugin: another program may serve "
     "its socket",
     Rule.WATCHED_NOT_REGISTERED: "runs, but the kubelet lists none of its devices",
     Rule.WATCHED_FEWER_DEVICES: "offers fewer devices than expected",
@@ -66,9 +66,12 @@ def texts(kind: AlertKind, rule: Rule | None, subject: Subject, *, node: str) ->
     if kind is AlertKind.MAINTENANCE_OVERDUE:
         since = steps.PLANNED.get(rule, "it stopped") if rule is not None else "it stopped"
         advice = f"find out why it has not come back since {since}"
-        return f"{what} is overdue: it stopped as planned", f"{not_ours}: {advice}"
+        return (
+            f"{what} is overdue: it has not returned from a planned stop",
+            f"{not_ours}: {advice}",
+        )
     wrong = _SUMMARY.get(rule)
     if wrong is None:
         summary = alerts.summary_of(kind, node=node, plugin=subject.name, resources=())
-        return f"watched plugin {summary}", f"{not_ours}: look at {pod}"
+        return f"watched plugin {summary}", f"{not_ours}: check {pod}"
     return f"{what} {wrong}", f"{not_ours}: {_ADVICE[rule].format(pod=pod)}"

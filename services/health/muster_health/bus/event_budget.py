@@ -13,10 +13,13 @@ from muster_health.model import limits
 
 _PER_S: Final = 200.0
 _BURST: Final = 2_000.0
-"""After an outage, a plugin sends up to 1,000 buffered events (`bus.QUEUE_MAX`)."""
+"""The number of events that a node may send at once.
+
+After an outage, each plugin sends up to 1,000 buffered events (`bus.QUEUE_MAX`).
+"""
 _AGAIN_S: Final = 2.0
 _NOISY_S: Final = 5.0
-"""A backlog that is read faster than it arose does not count as noise."""
+"""How long a node must exceed its budget to count as noisy; a backlog is read sooner."""
 _NODES_MAX: Final = 1_000
 _NODE_WORD: Final = 2
 
@@ -38,7 +41,7 @@ class EventBudget:
         self._skipped: dict[str, _Skipped] = {}
 
     def wants(self, subject: str, now: float) -> bool:
-        """Return whether to read an event; otherwise its node has to be read again."""
+        """Return whether to read an event; if not, the node's newest events are read later."""
         token = subject.split(".", _NODE_WORD + 1)[_NODE_WORD]
         if self._read.try_take(token, now):
             return True
@@ -57,7 +60,7 @@ class EventBudget:
                 continue
             tokens.append(token)
             if not skipped.count:
-                # nothing was skipped since it was read again
+                # nothing was skipped since the node was last read again
                 del self._skipped[token]
                 continue
             skipped.again_at = now + _AGAIN_S

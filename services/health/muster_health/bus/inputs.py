@@ -35,7 +35,7 @@ _REPORTS: Final = (
     *(f"muster.event.*.*.{kind}.*" for kind in _KINDS),
     "muster.event.*.*.fuse.mount_changed",
 )
-"""Earlier plugins publish their inventories here too."""
+"""The subjects of plugins' reports; earlier versions of plugins publish inventories here, too."""
 _INVENTORIES: Final = ("muster.inventory.*.*.*",)
 _AGAIN_S: Final = 0.5
 _STREAMS_S: Final = 15.0
@@ -260,7 +260,7 @@ def _report(event: codec.CloudEvent, *, position: int = 0) -> signals.FromPlugin
 
 
 _OWN_CHECK_SHARE: Final = 0.25
-"""Share of a probe's timeout; if NATS answers later than that, the result proves nothing."""
+"""The share of a probe's timeout within which NATS must answer; otherwise the result is void."""
 
 
 class Prober:

@@ -2,8 +2,9 @@
 
 An advisory names a client by its user and by a name that the client chose itself. A plugin's name
 is `<plugin> <node>`; a user of that form takes precedence, because the server has checked it. If
-the user belongs to one node's plugin, a client name with another node is ignored. So is any name of
-a client that cannot be a plugin: a reader could otherwise hide that a plugin's process has ended.
+the user belongs to one node's plugin, a client name with another node is ignored. The name of a
+client that cannot be a plugin is ignored, too: otherwise a client with read permission only could
+hide that a plugin's process has ended.
 
 Whether advisories arrive depends on the server's configuration (docs/health.md), and a server that
 sends none gives no sign of it. Health therefore opens a second connection periodically, and checks
@@ -75,7 +76,7 @@ Advisory = signals.Connected | signals.Disconnected | signals.ServerEvent
 
 @dataclass(frozen=True, slots=True)
 class OtherClient:
-    """A client other than a plugin connected or disconnected; it chose the name itself."""
+    """An advisory about a client that is not a plugin; the client chose its `name` itself."""
 
     name: str
     is_connected: bool
@@ -108,7 +109,7 @@ def _client_advisory(
     client: _Client, *, server: str, reason: str, is_connected: bool
 ) -> Advisory | OtherClient:
     if client.kind == _LEAF and not is_connected:
-        # when a leaf dies, its clients are not reported one by one
+        # when a leaf server dies, its clients are not reported one by one
         return signals.ServerEvent(server=client.name[:_TEXT_MAX], what="leaf_lost")
     identity = _plugin_and_node((client.user, client.name))
     if identity is None or not _may_be_on(identity[1], client):
@@ -130,7 +131,7 @@ def _interned(server: str) -> str:
 
 def _may_be_on(node: str, client: _Client) -> bool:
     """Return whether a client may be a plugin on this node; most clients are not tied to a node."""
-    # where accounts are signed, plugins have one of their own; elsewhere all may share one
+    # where accounts are signed, plugins have their own account; elsewhere all clients may share one
     is_central = client.name_tag == permissions.ACCOUNT != client.acc
     if is_central or client.user in _NO_PLUGINS:
         return False

@@ -1,6 +1,6 @@
 """Adapter: tracks the notifier's receivers and its own alerts, which `muster status` shows.
 
-The leading notifier publishes them every minute; alerts do not depend on it.
+The leading notifier publishes both every minute. Alerting does not depend on these messages.
 """
 
 import asyncio
@@ -50,7 +50,7 @@ class Notified:
         return () if now > self._due else self._alerts
 
     def problem(self, now: float) -> str:
-        """Return why nobody may be notified; empty if somebody is, or it is too early to know."""
+        """Return why alerts may reach nobody; empty if they reach people or that is unknown."""
         if now > self._due:
             return "no notifier has published its receivers: none is running with NATS"
         if self._receivers is None:

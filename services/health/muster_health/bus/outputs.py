@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final, assert_never
 
 from muster import leadership, vocabulary, wording
-from muster.nats import bus, storage, streams
+from muster.nats import bus, jetstream, storage, streams
 from muster.service import logs
 from muster_health import metrics
 from muster_health.bus import inputs, self_monitoring
@@ -151,7 +151,11 @@ class Outputs:
 
 
 async def _save(connected: bus.Bus, key: str, value: bytes, is_leader: IsLeader) -> bool:
-    return await storage.put(connected.link, streams.STATE, key, value, is_leader=is_leader)
+    try:
+        return await storage.put(connected.link, streams.STATE, key, value, is_leader=is_leader)
+    except jetstream.Refused:
+        # `put` has logged the refusal; another attempt would be refused, too
+        return True
 
 
 _REFUSALS_S: Final = 60.0
@@ -283,8 +287,10 @@ def log_published(
 
 
 Write = Callable[[str, bytes, IsLeader], Awaitable[bool]]
-"""Writes a value, retrying while the third argument returns True (it is called before every try);
-returns whether the value was written."""
+"""Writes a value under a key; returns whether the value was written.
+
+It retries while the third argument, which is called before every try, returns True.
+"""
 
 _DELAY_MAX_S: Final = 5.0
 _RETRY_S: Final = 2.0

@@ -29,9 +29,10 @@ _NOT_IN_CLUSTER: Final = "the cluster has no node of this name"
 
 
 class Detector(effects.Fleet):
-    """A `muster.machine.Machine`. `at_zero` is UTC at second 0 of the receiver's clock.
+    """The detector of failed plugins in the whole fleet, as a `muster.machine.Machine`.
 
-    `leader` is the revision under which it leads from the start, or 0 without leader election.
+    `at_zero` is UTC at second 0 of the receiver's clock. `leader` is the revision under which the
+    detector leads from the start, or 0 without leader election.
     """
 
     def receive(self, event: signals.Input, now: float) -> list[signals.Output]:
@@ -42,7 +43,7 @@ class Detector(effects.Fleet):
         return outs
 
     def tick(self, now: float) -> list[signals.Output]:
-        """Do everything that is due."""
+        """Perform all actions whose deadline has passed."""
         outs = self._wake(now)
         if self._self_check.is_disconnected:
             outs += self._self_check.alarm(now)
@@ -50,7 +51,7 @@ class Detector(effects.Fleet):
             for key in self._timers.due(now, most=_DUE_AT_ONCE):
                 outs += self._due(key, now)
         promised = self.next_deadline()
-        # keys that are still due wait for their turn; that does not count as a delay of ours
+        # keys that are still due wait for their turn; this is not counted as a delay of our process
         self._self_check.called(now, promised if promised is None else max(promised, now))
         return outs
 
@@ -70,14 +71,13 @@ class Detector(effects.Fleet):
                 plugin.node, plugin.plugin, plugin.current_verdict, plugin.alerting.since
             )
 
-    def shown_plugins(self, now: float) -> Iterable[dict[str, Any]]:
-        """Yield each plugin's entry in `/state`, and whether a watched plugin is observed."""
-        for plugin in self._registry.plugins.values():
+    def shown_plugins(self, now: float, nodes: Iterable[str]) -> Iterable[dict[str, Any]]:
+        """Yield the entry in `/state` of each plugin on these nodes."""
+        for plugin in self._registry.plugins_on(nodes):
+            shown = plugin.shown(now)
             if isinstance(plugin, watched_plugin.WatchedPlugin):
-                is_observed = not plugin.agent or self._is_observed(plugin)
-                yield plugin.shown(now) | {"observed": is_observed}
-            else:
-                yield plugin.shown(now)
+                shown["observed"] = not plugin.agent or self._is_observed(plugin)
+            yield shown
 
     def shown(self) -> dict[str, object]:
         """Return the entries of `/state` about the whole fleet."""
@@ -185,7 +185,7 @@ class Detector(effects.Fleet):
             held = self._release(added, now)
             return [*held, *self._act(added, added.receive(heartbeat, now), now)]
         returned = plugin.receive(heartbeat, now)
-        # nearly always there are none: the deadline is later now, and its old entry stays queued
+        # nearly always there are no effects: the deadline is later, and its old entry stays queued
         return self._act(plugin, returned, now) if returned else []
 
     def _find(self, node: str, name: str) -> tracked_plugin.TrackedPlugin | None:
@@ -302,7 +302,7 @@ class Detector(effects.Fleet):
             return []
         due = plugin.next_deadline()
         if due is None or due > now:
-            # a heartbeat has arrived since this was set
+            # a heartbeat has arrived since the timer was set
             self._timers.set(key, due)
             return []
         return self._act(plugin, plugin.tick(now), now)

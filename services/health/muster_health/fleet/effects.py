@@ -194,7 +194,7 @@ class Fleet:
     def _remove(
         self, plugin: tracked_plugin.TrackedPlugin, why: str, now: float
     ) -> list[signals.Output]:
-        """Forget a plugin, and the plugins that only it watches; resolve their open alerts."""
+        """Remove a plugin, and the plugins that only it watches; resolve their open alerts."""
         outs: list[signals.Output] = []
         for watched in self._registry.watched_by(plugin):
             outs += self._remove(watched, why, now)

@@ -169,7 +169,7 @@ class FleetAlerts:
                 evidence.of("bus", f"in common: {common}"),
             ),
             starts_at=at,
-            told_at=at,
+            changed_at=at,
         )
 
     def _words(self, cause: str, now: float) -> str:
@@ -189,7 +189,7 @@ class FleetAlerts:
             summary=f"{len(self.held)} more plugins have alerts; the rate limit holds them back",
             evidence=tuple(evidence.of("health", text) for text in shown),
             starts_at=at,
-            told_at=at,
+            changed_at=at,
         )
 
     def _clock(self, at: datetime) -> Iterable[alerts.Alert]:
@@ -200,7 +200,7 @@ class FleetAlerts:
             summary="the clocks of most nodes differ from health's: check health's own clock first",
             evidence=(evidence.of("heartbeat", self.clock_skew),),
             starts_at=at,
-            told_at=at,
+            changed_at=at,
         )
 
     def _evictions(self, at: datetime) -> Iterable[alerts.Alert]:
@@ -211,7 +211,7 @@ class FleetAlerts:
             summary="a full stream removes messages before all consumers have read them",
             evidence=tuple(evidence.of("bus", text) for text in self.evictions),
             starts_at=at,
-            told_at=at,
+            changed_at=at,
         )
 
     def _why_ended(self, key: alerts.Key) -> tuple[vocabulary.Evidence, ...]:

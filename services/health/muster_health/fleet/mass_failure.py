@@ -1,4 +1,4 @@
-"""Pure: detects mass failures: the plugins of many nodes fail at once, in the same manner.
+"""Pure: detects mass failures (the alert `storm`): plugins of many nodes fail alike at once.
 
 A plugin is suspected when it is silent, or when a problem that it reports is about to lead to a
 verdict. Failures are counted by node: the plugins of a single node are never a mass failure. (A
@@ -8,15 +8,15 @@ mass failure: they are not probed, and get no verdict.
 | a suspected plugin | event                                                     | becomes   |
 |--------------------|-----------------------------------------------------------|-----------|
 | new                | it fits a running mass failure (1)                        | suspended |
-| new                | it fits none                                              | recent    |
-| recent             | recent ones on more than 5 nodes failed alike (2)         | suspended |
+| new                | it fits no running mass failure                           | recent    |
+| recent             | recent plugins on more than 5 nodes failed alike (2)      | suspended |
 | recent             | 10 s later                                                | alone     |
 | suspended          | at once, if it was suspended for too long lately (3)      | alone     |
 | suspended          | it has been suspended for too long (3)                    | waiting   |
-| suspended          | its pod or its node is gone; few others' are (4)          | waiting   |
+| suspended          | its pod or node is gone, on no more than 5 nodes (4)      | waiting   |
 | suspended          | the mass failure is over (5)                              | waiting   |
 | waiting            | its turn: 50 plugins a second, because each needs a probe | alone     |
-| any                | no longer suspected, removed, or it fails otherwise       | new       |
+| any                | no longer suspected, removed, or it fails differently     | new       |
 
 A plugin that is recent or alone is probed and judged as if there were no mass failure. A plugin
 that is waiting or alone is not suspended again for the same suspicion.
@@ -48,7 +48,7 @@ _LASTS_MAX: Final = 10
 _SHOWN_MAX: Final = 4
 
 Sizes = Callable[[], Mapping[str, int]]
-"""Returns the number of nodes with each cause."""
+"""Returns how many nodes of the fleet a cause can affect, by cause."""
 Group = tuple[str, steps.Manner]
 
 
@@ -92,7 +92,7 @@ class MassFailure:
 
 
 def makers(failures: Iterable[MassFailure]) -> str:
-    """Return which nodes cause most suspicions, each with its share."""
+    """Return the nodes that cause the most suspicions, each with its share."""
     joined = Counter[str]()
     for failure in failures:
         joined.update(failure.joined)
@@ -105,14 +105,14 @@ def makers(failures: Iterable[MassFailure]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A mass failure is over; the plugins in `left` are still suspected."""
+    """The end of a mass failure; the plugins in `left` are still suspected."""
 
     failure: MassFailure
     left: tuple[str, ...]
 
 
 class SuspectCounts:
-    """Which plugins are suspected, how they failed, and the mass failures among them."""
+    """Counts the suspected plugins by how they failed, and finds mass failures among them."""
 
     def __init__(self, settings: config.Detection) -> None:
         self.active: dict[Group, MassFailure] = {}
@@ -187,14 +187,14 @@ class SuspectCounts:
         return ended
 
     def shift(self, seconds: float) -> None:
-        """Postpone the ends by the time for which our own process was suspended."""
+        """Postpone the ends of mass failures by how long our own process was suspended."""
         for failure in self.active.values():
             failure.until += seconds
             failure.fits_until += seconds
             failure.joined_at += seconds
 
     def clear(self) -> None:
-        """Forget all suspicions and mass failures."""
+        """Discard all suspicions and mass failures."""
         self.active.clear()
         self.suspects.clear()
         self._recent.clear()

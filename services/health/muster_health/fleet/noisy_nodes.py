@@ -1,8 +1,8 @@
 """Pure: detects noisy nodes, which exceed their limits, and raises an alert about each.
 
 A node stays noisy until it has been within its limits for a while. Messages beyond the limits are
-not read, so that other nodes are evaluated as usual. A node is also noisy if its plugins become
-suspected again and again: one node alone is never a mass failure, so it has an alert of its own.
+not read, so that other nodes are evaluated as usual. A node is also noisy if its plugins are
+suspected repeatedly: one node alone is never a mass failure, so it has an alert of its own.
 """
 
 from collections.abc import Iterable
@@ -16,12 +16,12 @@ from muster_health.alerting import evidence
 from muster_health.model import alerts, limits
 
 NODES_MAX: Final = 16
-"""How many noisy nodes are named at once; the fleet's other alerts need room, too."""
+"""The maximum number of noisy nodes with alerts; the fleet's other alerts need room, too."""
 _QUIET_S: Final = 30.0
 _SENDERS_MAX: Final = 8
 _SUSPICIONS_MAX: Final = 60
 _SUSPICIONS_S: Final = 60.0
-"""A plugin with the usual interval causes at most 5 suspicions within this time."""
+"""The window in which suspicions are counted; a plugin usually causes at most 5 in it."""
 _NODES_COUNTED_MAX: Final = 20_000
 
 
@@ -32,7 +32,7 @@ class _Noise:
 
 
 class NoisyNodes:
-    """The nodes that exceed their limits."""
+    """Tracks the nodes that exceed their limits."""
 
     def __init__(self) -> None:
         self._nodes: dict[str, _Noise] = {}
@@ -43,7 +43,7 @@ class NoisyNodes:
         )
 
     def suspected(self, node: str, now: float) -> bool:
-        """Count a suspicion; return whether the node is named now but was not before."""
+        """Count a suspicion; return whether an alert about the node must open or change."""
         if self._suspicions.try_take(node, now):
             return False
         noisy = limits.NodeNoisy(
@@ -55,7 +55,7 @@ class NoisyNodes:
         return self.report(noisy, now)
 
     def report(self, noisy: limits.NodeNoisy, now: float) -> bool:
-        """Record a report; return whether the node is named now but was not before."""
+        """Record a report; return whether an alert about the node must open or change."""
         noise = self._nodes.get(noisy.node)
         is_new = noise is None
         if noise is None:
@@ -83,13 +83,13 @@ class NoisyNodes:
                 summary=_summary(node, set(noise.reports)),
                 evidence=tuple(map(_observed, noise.reports.values())),
                 starts_at=at,
-                told_at=at,
+                changed_at=at,
                 resource=node,
             )
 
 
 def _summary(node: str, channels: set[limits.Channel]) -> str:
-    come_and_go = f"the plugins on {node} become suspected again and again"
+    come_and_go = f"the plugins on {node} are suspected repeatedly"
     limited = ", ".join(sorted(channels - {limits.Channel.SUSPICIONS}))
     if not limited:
         return come_and_go

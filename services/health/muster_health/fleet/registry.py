@@ -4,7 +4,7 @@ Once the Kubernetes API has named all nodes, only these are tracked; until then,
 """
 
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -15,7 +15,9 @@ from muster_health.plugin import tracked_plugin, watched_plugin
 
 _WATCHED_PER_S: Final = 1 / 60
 _HELD_PER_NODE: Final = 4
-"""Inventories are large, and a node has few plugins."""
+"""The maximum number of inventories held per node: they are large, and plugins are few."""
+_SELDOM_S: Final = 600.0
+_SELDOM_BURST: Final = 3
 
 
 @dataclass(slots=True, eq=False)
@@ -27,7 +29,9 @@ class Node:
     offers: Mapping[str, signals.Offer] | None = None
     bucket: pacing.TokenBucket | None = None
     watched_bucket: pacing.TokenBucket | None = None
-    """A process on the node can fake plugins; these must not delay alerts about the others."""
+    """The rate limit for watched plugins: faked ones must not delay alerts about the others."""
+    seldom: pacing.TokenBucket | None = None
+    """How many more alerts the node may open before it shares the limit for frequent alerts."""
     additions: pacing.TokenBucket | None = None
     """How many more watched plugins may be added now."""
 
@@ -48,9 +52,16 @@ class Registry:
         self._held: dict[str, dict[str, signals.FromPlugin]] = {}
         """By node and plugin: inventories of plugins that are not tracked."""
         self._bucket: pacing.TokenBucket | None = None
+        self._often: pacing.TokenBucket | None = None
         self._has_all_nodes = False
         self.version = 0
         """A number that changes whenever a node is added or removed."""
+
+    def plugins_on(self, nodes: Iterable[str]) -> Iterator[tracked_plugin.TrackedPlugin]:
+        """Yield the plugins of these nodes; unknown nodes have none."""
+        for name in nodes:
+            node = self.nodes.get(name)
+            yield from node.everything if node is not None else ()
 
     def find(self, node: str, plugin: str) -> tracked_plugin.TrackedPlugin | None:
         """Return a plugin if it is tracked."""
@@ -90,7 +101,7 @@ class Registry:
     def hold(self, node: str, plugin: str, inventory: signals.FromPlugin) -> limits.Refusal | None:
         """Store an inventory until its plugin is tracked; return why it is refused, or None.
 
-        The stream retains the inventories of forgotten plugins, so an inventory does not prove that
+        The stream retains the inventories of removed plugins, so an inventory does not prove that
         its plugin exists.
         """
         refusal = self._refusal(node, is_expected=False)
@@ -228,11 +239,17 @@ class Registry:
 
     def spend(self, plugin: tracked_plugin.TrackedPlugin, now: float) -> bool:
         """Return whether the rate limits allow another alert about a plugin; if so, count it."""
-        fleet, bucket = self._whole(now), self._alerts(plugin, now)
-        if not (fleet.has_token(now) and bucket.has_token(now)):
+        there = self.nodes[plugin.node]
+        buckets = [self._whole(now), self._alerts(plugin, now)]
+        there.seldom = there.seldom or pacing.TokenBucket(
+            per_s=1 / _SELDOM_S, burst=_SELDOM_BURST, now=now
+        )
+        # a few nodes that always have new alerts must not delay those of others
+        buckets.append(there.seldom if there.seldom.has_token(now) else self._half(now))
+        if not all(bucket.has_token(now) for bucket in buckets):
             return False
-        fleet.take(now)
-        bucket.take(now)
+        for bucket in buckets:
+            bucket.take(now)
         return True
 
     def _alerts(self, plugin: tracked_plugin.TrackedPlugin, now: float) -> pacing.TokenBucket:
@@ -273,6 +290,13 @@ class Registry:
         if self._bucket is None:
             self._bucket = _bucket(self._context.bounds.alerts_per_minute, now)
         return self._bucket
+
+    def _half(self, now: float) -> pacing.TokenBucket:
+        """Return the limit for all nodes that often have new alerts: half of the fleet's."""
+        if self._often is None:
+            half = max(1, self._context.bounds.alerts_per_minute // 2)
+            self._often = _bucket(half, now)
+        return self._often
 
 
 def _bucket(per_minute: int, now: float) -> pacing.TokenBucket:

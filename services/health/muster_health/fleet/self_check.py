@@ -1,8 +1,8 @@
 """Pure: checks the detector itself: its connection to NATS, its delays and its clock.
 
-The detector is disconnected until its connection to NATS is up. Its process was suspended if it is
-called much later than it requested. If most nodes' clocks differ from ours, ours is wrong. None of
-these is a fault of a plugin.
+The detector counts as disconnected until its connection to NATS is up. If it is called much later
+than requested, its process was suspended. If the clocks of most nodes differ from ours, our clock
+is wrong. None of these is a fault of a plugin.
 """
 
 from collections import Counter
@@ -17,7 +17,7 @@ _STAMP_S: Final = 2e-6
 
 
 class SelfCheck:
-    """Whether the detector may reach verdicts now; `at_zero` is UTC at second 0 of its clock."""
+    """Checks whether verdicts are possible now; `at_zero` is UTC at second 0 of its clock."""
 
     def __init__(self, settings: config.Detection, at_zero: datetime) -> None:
         self.is_disconnected = True
@@ -77,13 +77,13 @@ class SelfCheck:
         return seconds, outs
 
     def at(self, now: float) -> datetime:
-        """Return UTC, but never the same time twice: it is part of an alert's identity."""
+        """Return the UTC time, never the same twice, because it is part of an alert's identity."""
         self._stamped = max(now, self._stamped + _STAMP_S)
         return self._at_zero + timedelta(seconds=self._stamped)
 
 
 class FleetClocks:
-    """Which nodes' clocks differ from ours."""
+    """Detects which nodes' clocks differ from ours."""
 
     def __init__(
         self, context: config.Context, plugins: Mapping[str, tracked_plugin.TrackedPlugin]
@@ -119,7 +119,7 @@ class FleetClocks:
         return f"{skewed}; the median plugin: {middle}"
 
     def forget(self, plugin: tracked_plugin.TrackedPlugin) -> None:
-        """Forget a plugin that is removed."""
+        """Drop a plugin that is removed."""
         if plugin.key not in self._skewed_keys:
             return
         self._skewed_keys.discard(plugin.key)

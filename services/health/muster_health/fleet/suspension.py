@@ -1,7 +1,8 @@
 """Pure: suspends the plugins of a mass failure, each for a limited time, and resumes them in turn.
 
-While suspended, a silent plugin is not probed, but Kubernetes is asked whether its pod and its node
-are still there. No plugin is suspended for long: `Budget` limits the time over all mass failures.
+While suspended, a silent plugin is not probed, but Kubernetes is queried to check that its pod and
+its node still exist. No plugin is suspended for long: `Budget` limits the time over all mass
+failures.
 """
 
 import itertools
@@ -27,7 +28,7 @@ _REFILL_S: Final = 0.1
 class Budget:
     """How long each plugin may be suspended: in total as long as three mass failures last.
 
-    With the default settings these are 52.5 s: enough if three NATS servers are restarted one after
+    With the default settings this is 52.5 s: enough if three NATS servers are restarted one after
     the other, or if others join a mass failure for a minute. Each second without suspension
     restores 0.1 s. However many mass failures there are, and whoever causes them, a failed plugin
     is suspended for at most 52.5 s plus a tenth of the time.
@@ -42,7 +43,7 @@ class Budget:
         """Since when the suspended plugins have been suspended."""
 
     def allows(self, key: str, now: float) -> bool:
-        """Return whether a plugin has enough time left for a whole mass failure."""
+        """Return whether a plugin may still be suspended for as long as a mass failure lasts."""
         return self._left_s(key, now) >= self._least_s
 
     def begin(self, key: str, now: float) -> None:
@@ -67,12 +68,12 @@ class Budget:
             self.end(key, now)
 
     def forget(self, key: str) -> None:
-        """Forget a plugin that is removed."""
+        """Drop a plugin that is removed."""
         self._left.pop(key, None)
         self._since.pop(key, None)
 
     def spent(self, now: float) -> list[str]:
-        """Return the suspended plugins that have no time left."""
+        """Return the suspended plugins that have used up their time."""
         return [key for key in self._since if self._left_s(key, now) <= 0]
 
     def _left_s(self, key: str, now: float) -> float:
@@ -107,9 +108,9 @@ class Suspensions:
         self._held: set[str] = set()
         """The suspended plugins, without those that wait to be resumed."""
         self._to_ask: dict[str, float] = {}
-        """When Kubernetes may be asked about a suspended plugin."""
+        """The earliest time to query Kubernetes about each suspended plugin."""
         self._gone: dict[str, float] = {}
-        """When a plugin whose pod is gone may be resumed: by then others may be gone, too."""
+        """When a plugin whose pod is gone may be resumed; meanwhile others may be gone, too."""
         self._to_resume: dict[str, None] = {}
         self._turn_at = 0.0
         self._sizes: tuple[float, Mapping[str, int]] = -_SIZES_S, {}
@@ -185,11 +186,11 @@ class Suspensions:
         self._budget.forget(key)
 
     def shift(self, seconds: float) -> None:
-        """Postpone the ends by the time for which our own process was suspended."""
+        """Postpone the ends of mass failures by how long our own process was suspended."""
         self.counts.shift(seconds)
 
     def clear(self, now: float) -> None:
-        """Forget all suspicions."""
+        """Discard all suspicions."""
         self.counts.clear()
         self._budget.end_all(now)
         self._held.clear()

@@ -13,8 +13,8 @@ class TimerQueue:
     """The next deadline of each key.
 
     A postponed deadline stays queued at its old time; at that time, its key is checked and queued
-    again. So a heartbeat costs a dictionary look-up instead of a queue operation. Deadlines are
-    grouped into time slots and sorted only within a slot. Most are postponed before their slot
+    again. A heartbeat therefore costs a dictionary look-up instead of a queue operation. Deadlines
+    are grouped into time slots and sorted only within a slot. Most are postponed before their slot
     begins, and are moved together with it, so the whole fleet is never sorted.
     """
 
@@ -45,7 +45,7 @@ class TimerQueue:
         return None
 
     def due(self, now: float, *, most: int) -> list[str]:
-        """Return the keys that are due; the caller must set or forget each of them.
+        """Remove and return the keys that are due; the caller sets their next deadlines, if any.
 
         At most `most` keys are returned, the earliest first; the others remain due, so that other
         work is not delayed.
@@ -78,7 +78,7 @@ class TimerQueue:
             self._push(entry)
 
     def clear(self) -> None:
-        """Forget all deadlines."""
+        """Remove all deadlines."""
         self._slots.clear()
         self._order.clear()
         self._queued.clear()

@@ -102,7 +102,7 @@ def pod(shape: objects.Pod, *, current_revision: str) -> signals.Pod:
 
 
 def _last_exit(statuses: Sequence[objects.ContainerStatus]) -> str:
-    """Return how a container last ended; empty if none has, or if the kubelet does not say."""
+    """Return how a container last ended; empty if none has ended or the kubelet reports nothing."""
     states = [state for status in statuses for state in (status.state, status.last_state) if state]
     ends = [state.terminated for state in states if state.terminated]
     end = max(ends, key=lambda ended: ended.finished_at or "", default=None)
@@ -123,12 +123,12 @@ def watched_pods(
 ) -> tuple[signals.Pod, ...] | None:
     """Return the pods that serve a resource or driver; None if that is unknown.
 
-    `uid` is the uid of the pod that the agent saw serving it, if any; if that pod is gone, the
-    result is the pods that may have replaced it. A pod that cannot serve it is ignored, whatever
-    the agent reports, because the pods in the result may be restarted. `now` is the API server's
-    time, and `more` are the configured plugins. The result is empty only if the pod with that uid
-    is gone without a replacement, or if a known plugin serves the resource but no pod on this node
-    may serve it. Raises msgspec's errors.
+    `uid` is the uid of the pod that the agent saw serving it, if any; if that pod is gone, the pods
+    that may have replaced it are returned. A pod that cannot serve it is ignored, whatever the
+    agent reports, because the pods in the result may be restarted. `now` is the API server's time,
+    and `more` are the configured plugins. The result is empty only if the pod with that uid is gone
+    without a replacement, or if a known plugin serves the resource but no pod on this node may
+    serve it. Raises msgspec's errors.
     """
     items = msgspec.json.decode(pod_list, type=_RawList).items or ()
     pods = [msgspec.json.decode(item, type=_PodWithVolumes) for item in items]
@@ -155,7 +155,9 @@ def template_generation(daemonset: objects.DaemonSet) -> str:
 
 
 def pods_requesting(pod_list: bytes, resources: Collection[str]) -> tuple[str, ...]:
-    """Return the running or pending pods that request any of these, as sorted `namespace/name`.
+    """Return the running or pending pods that request any of `resources`.
+
+    The pods are sorted, in the form `namespace/name`.
 
     Raises msgspec's errors for bytes that are not a list of pods.
     """
@@ -201,7 +203,7 @@ def _may_serve(shape: _PodWithVolumes, name: str, *more: str) -> bool:
 
 
 def _requests(pod: objects.Pod, resources: Collection[str]) -> bool:
-    """Return whether any container, including init containers and sidecars, requests one of these.
+    """Return whether any container (init, sidecar or other) requests any of `resources`.
 
     A limit without a request counts as a request (core/v1 defaults.go, SetDefaults_Pod, 1.36).
     """

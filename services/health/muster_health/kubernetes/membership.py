@@ -27,10 +27,19 @@ _DAEMON_TOLERATIONS: Final = tuple(
         ("unschedulable", "NoSchedule"),
     )
 )
-"""The DaemonSet controller adds these to every pod (pkg/controller/daemon/util, 1.36)."""
+"""The tolerations that DaemonSet pods get by default (pkg/controller/daemon/util, 1.36)."""
 _HOST_NETWORK_TOLERATION: Final = objects.Toleration(
     key="node.kubernetes.io/network-unavailable", operator="Exists", effect="NoSchedule"
 )
+
+_ZONES: Final = ("topology.kubernetes.io/zone", "failure-domain.beta.kubernetes.io/zone")
+_POOLS: Final = (
+    "cloud.google.com/gke-nodepool",
+    "eks.amazonaws.com/nodegroup",
+    "kubernetes.azure.com/agentpool",
+    "karpenter.sh/nodepool",
+)
+"""The labels with which clouds and autoscalers name a node's pool."""
 
 
 class Owner(objects.Object, frozen=True):
@@ -58,10 +67,12 @@ class Node:
 
     name: str
     created_at: float
-    """The time of its creation, by our own clock."""
+    """The time of the node's creation, by our own clock."""
     labels: objects.Labels
     taints: tuple[objects.Taint, ...]
     offers: Mapping[str, signals.Offer]
+    pool: str = ""
+    zone: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +85,7 @@ class Pod:
     revision: str
     generation: str
     daemonset: str
-    """The DaemonSet that controls it; empty if that is unknown."""
+    """The DaemonSet that controls the pod; empty if that is unknown."""
 
 
 @dataclass(slots=True)
@@ -119,7 +130,7 @@ def should_run(
 ) -> bool:
     """Return whether a DaemonSet's pod belongs on a node.
 
-    It decides as NodeShouldRunDaemonPod in pkg/controller/daemon/daemon_controller.go does (1.36).
+    The rule is that of NodeShouldRunDaemonPod (pkg/controller/daemon/daemon_controller.go, 1.36).
     """
     tolerations = (*(template.tolerations or ()), *_DAEMON_TOLERATIONS)
     if template.host_network:
@@ -145,7 +156,7 @@ def to_pod(shape: OwnedPod) -> Pod:
 
 
 class Membership:
-    """Which nodes of one cluster should run which plugin."""
+    """Determines which nodes of one cluster should run which plugin."""
 
     def __init__(self, settings: config.Cluster) -> None:
         self._cause_labels = settings.cause_labels
@@ -174,7 +185,15 @@ class Membership:
             labels={key: value for key, value in shape.labels.items() if key in keys},
             taints=shape.taints,
             offers=cluster_facts.offers(shape),
+            pool=_first_label(shape, _POOLS),
+            zone=_first_label(shape, _ZONES),
         )
+
+    def place(self, node: str) -> dict[str, str]:
+        """Return the pool and the zone of a node, if its labels name them."""
+        known = self._nodes.get(node)
+        named = {"pool": known.pool, "zone": known.zone} if known is not None else {}
+        return {key: value for key, value in named.items() if value}
 
     def replace_nodes(self, nodes: Iterable[Node], now: float) -> None:
         """Replace all nodes."""
@@ -296,7 +315,7 @@ class Membership:
         return True
 
     def _evaluate(self, plugin: _Plugin, node: Node, now: float, *, is_first: bool) -> None:
-        """Record since when the plugin is expected on a node: from its creation if `is_first`."""
+        """Record since when a node should run a plugin; if `is_first`, since both were created."""
         plugin.changed.add(node.name)
         if not _is_expected(plugin, node):
             plugin.expected_since.pop(node.name, None)
@@ -341,3 +360,7 @@ def _tolerates(toleration: objects.Toleration, taint: objects.Taint) -> bool:
         return True
     is_equal = toleration.operator in {"", "Equal"} and toleration.value == taint.value
     return bool(toleration.key) and is_equal
+
+
+def _first_label(shape: objects.Node, keys: Iterable[str]) -> str:
+    return next((shape.labels[key] for key in keys if shape.labels.get(key)), "")

@@ -40,7 +40,7 @@ Place = tuple[str, str]
 class ObservedPlugins:
     """Stores the last observations, so that temporary states are not passed on.
 
-    A finding counts once it was observed in two rounds; its end is passed on once.
+    A finding is passed on if the previous round had it, too. Its end is passed on a single time.
     """
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class ObservedPlugins:
         self._has_observed = False
 
     def forget(self) -> None:
-        """Forget everything, because another replica may lead in the meantime."""
+        """Discard all observations, because another replica may lead in the meantime."""
         self._open.clear()
         self._seen.clear()
         self._has_observed = False

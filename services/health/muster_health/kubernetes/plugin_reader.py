@@ -20,18 +20,18 @@ from muster_health.model import signals
 
 _ROUND_S: Final = 50.0
 _OBJECTS_MAX: Final = 20_000
-"""The most objects of a kind that are kept; a round with more is discarded."""
+"""The maximum number of kept objects of one kind; a round with more is discarded."""
 _DRA: Final = "/apis/resource.k8s.io/v1"
 
 Shape = TypeVar("Shape", bound=objects.HasMetadata)
 
 
 class _Unread(Exception):
-    """A round that could not be read; the message says why."""
+    """A round could not be read; the message gives the reason."""
 
 
 class PluginReader:
-    """Reads once every `period_s` while `is_leading`; `put` receives each observation."""
+    """Reads one round every `period_s` while `is_leading`; `put` receives each observation."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class PluginReader:
             for observation in observations if self._is_leading() else ():
                 await self._put(observation)
         if self.problems != before:
-            event = "plugins_not_fully_read" if self.problems else "plugins_fully_read"
+            event = "plugin_objects_incomplete" if self.problems else "plugin_objects_complete"
             logs.logger().info(event, problems=self.problems)
 
     async def _view(self) -> plugin_facts.View:

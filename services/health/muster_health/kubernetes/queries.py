@@ -33,7 +33,7 @@ _QUEUE_S: Final = 15.0
 """How long a list waits for its turn; the detector repeats the query after 20 s."""
 _Listing = asyncio.Task[api.Answer]
 _LISTED: Final = ""
-"""Stands for the location of a watched plugin's pods, which are found among all pods of a node."""
+"""Stands for the location of a watched plugin's pods: they are among all pods of the node."""
 _ANSWER_SHARE: Final = 0.9
 """Share of a query's timeout after which partial answers are used."""
 
@@ -59,7 +59,7 @@ class PodLocation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _LeaseHistory:
-    """When one version of a lease was first and last read; `before` belongs to the older version.
+    """When a version of a lease was first and last read, and the previous one last (`before`).
 
     All times are by our own clock.
     """
@@ -129,7 +129,7 @@ class ClusterQueries:
     async def _answer(self, query: signals.AskCluster) -> None:
         try:
             result = await (self._list_pods(query) if query.resources else self._query(query))
-        except Exception:  # noqa: BLE001  # any answer may come, and ours must follow
+        except Exception:  # noqa: BLE001  # the caller must get an answer in any case
             logs.logger().exception("cluster_query_failed", node=query.node)
             result = None
         await self._put(
@@ -239,7 +239,7 @@ class ClusterQueries:
         return None
 
     async def _list_node(self, node: str, *, timeout_s: float) -> api.Answer:
-        """List all pods on a node, when it is its turn."""
+        """List all pods on a node, once fewer than `_LISTS_MAX` lists are running."""
         parameters = {
             "fieldSelector": f"spec.nodeName={node}",
             "limit": str(_LIST_PODS_MAX),
@@ -264,7 +264,7 @@ class ClusterQueries:
         return answer
 
     def _lease_age_s(self, node: str, answer: api.Answer) -> float | None:
-        """Return a lease's age by the API server's clock, limited by when we saw it change."""
+        """Return a lease's age by the API server's clock, corrected by when we saw it change."""
         if not answer.is_ok:
             return None
         try:
@@ -377,7 +377,7 @@ def _is_absent(answer: api.Answer) -> bool:
 
 
 def _says_no_such_node(answer: api.Answer) -> bool:
-    """Return whether the API server itself answered 404; a failing proxy may do so, too."""
+    """Return whether a 404 comes from the API server itself, not from a failing proxy."""
     if _is_absent(answer):
         with contextlib.suppress(*api.UNREADABLE):
             return msgspec.json.decode(answer.body, type=_Status) == _NO_SUCH_NODE

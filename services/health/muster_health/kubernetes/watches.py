@@ -98,6 +98,10 @@ class ClusterWatcher:
             problems[f"pods of {plugin}"] = pods.problem
         return {what: problem for what, problem in problems.items() if problem}
 
+    def place(self, node: str) -> dict[str, str]:
+        """Return the pool and the zone of a node, if its labels name them."""
+        return self._membership.place(node)
+
     async def run(self) -> None:
         """Watch forever; read nodes only once it is known which of their labels are needed."""
         try:
@@ -112,7 +116,7 @@ class ClusterWatcher:
             await self.queries.close()
 
     async def _check_api(self) -> None:
-        """Detect an API that hangs; a quiet watch alone may mean that nothing has changed."""
+        """Detect an API that hangs; a watch without events may only mean that nothing changes."""
         timeout_s = min(_ANSWER_S, self._check_s)
         while True:
             await asyncio.sleep(self._check_s)

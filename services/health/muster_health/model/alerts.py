@@ -1,7 +1,7 @@
 """Pure: defines alerts: the severity, fingerprint and text of each kind.
 
-A plugin itself has at most one alert of each severity, whatever is wrong: if first the plugin and
-then its node goes down, the same alert changes, and no second one opens.
+A plugin itself has at most one alert of each severity: if first the plugin and then its node goes
+down, the first alert changes, and no second alert opens.
 """
 
 import hashlib
@@ -21,6 +21,8 @@ LATEST: Final = "; now: "
 """The separator between the first and the latest reason in a summary."""
 PODS_MAX: Final = 32
 """How many pods an alert names; the others are only counted."""
+_POD_BYTES_MAX: Final = 63 + 1 + 253
+"""The length of the longest `namespace/name`."""
 OF_DEVICES: Final = frozenset(
     {
         AlertKind.DEVICE_UNHEALTHY,
@@ -41,17 +43,17 @@ OF_FLEET: Final = frozenset(
 
 
 _OF_NODE: Final = frozenset({AlertKind.CLOCK_SKEW, AlertKind.CONFIGURATION_REFUSED})
-"""The kinds of alerts that a plugin reports while it works as before."""
+"""The kinds of alerts about a plugin that still works as before."""
 
 
 class Alert(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One alert, current or as last published; `told_at` is when it last changed."""
+    """One alert, current or as last published; `changed_at` is when it last changed."""
 
     kind: AlertKind
     summary: str
     evidence: tuple[vocabulary.Evidence, ...]
     starts_at: datetime
-    told_at: datetime
+    changed_at: datetime = msgspec.field(name="told_at")
     resource: str = ""
     devices: tuple[str, ...] = ()
     devices_total: int = 0
@@ -62,7 +64,7 @@ class Alert(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     grave: bool = False
     """Read from stored alerts, never written: earlier versions set it for a critical FLAPPING."""
     flapping: bool = False
-    """Whether the plugin fails again and again."""
+    """Whether the plugin fails repeatedly."""
     advice: str = ""
     """The first step to take, unless it follows from the kind alone."""
 
@@ -88,13 +90,13 @@ class Alert(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return self.kind, self.summary, self.devices, self.pods, many
 
     def naming(self, pods: Sequence[str], total: int) -> "Alert":
-        """Return the alert with the first of the `total` pods that it affects."""
+        """Return the alert with the names of the affected pods; at most `PODS_MAX` are named."""
         return msgspec.structs.replace(self, pods=tuple(pods[:PODS_MAX]), pods_total=total)
 
     def becomes(self, other: "Alert", at: datetime) -> "Alert":
         """Return the alert with the content of another, changed at this time."""
         return msgspec.structs.replace(
-            other, starts_at=self.starts_at, told_at=at, change=self.change + 1
+            other, starts_at=self.starts_at, changed_at=at, change=self.change + 1
         )
 
     def resolved(self, at: datetime, evidence: tuple[vocabulary.Evidence, ...]) -> "Alert":
@@ -106,10 +108,15 @@ class Alert(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             self,
             summary=self.summary.partition(LATEST)[0],
             ends_at=at,
-            told_at=at,
+            changed_at=at,
             evidence=evidence,
             change=self.change + 1,
         )
+
+
+def pod_name(text: str) -> str:
+    """Return a pod's name as a plugin reports it, cut to the greatest possible length."""
+    return text.encode("utf-8", "replace")[:_POD_BYTES_MAX].decode("utf-8", "ignore")
 
 
 def kind_of(verdict: Verdict) -> AlertKind | None:
@@ -206,7 +213,7 @@ def changed(
         node, resource = resource or node, ""
     return vocabulary.AlertChanged(
         node=node,
-        at=alert.told_at,
+        at=alert.changed_at,
         plugin=plugin,
         kind=alert.kind,
         severity=alert.severity,
@@ -223,7 +230,8 @@ def changed(
         evidence=alert.evidence,
         advice=alert.advice or advice_of(alert.kind),
         flapping=alert.flapping,
-        runbook=f"{runbook_url}{f'{_WATCHED}.md#{alert.kind}' if watched else f'{alert.kind}.md'}",
+        runbook=runbook_url
+        + (f"{_WATCHED}.html#{alert.kind}" if watched else f"{alert.kind}.html"),
         change=alert.change,
         leader=leader,
         watched=watched,
@@ -237,7 +245,7 @@ def of_event(event: vocabulary.AlertChanged) -> Alert:
         summary=event.summary,
         evidence=event.evidence,
         starts_at=event.starts_at,
-        told_at=event.at,
+        changed_at=event.at,
         resource=event.node if event.kind is AlertKind.NOISY_NODE else event.resource,
         devices=event.devices,
         devices_total=event.devices_total,
@@ -268,9 +276,9 @@ def summary_of(kind: AlertKind, *, node: str, plugin: str, resources: tuple[str,
 
 
 def often(summary: str, kind: AlertKind, verdict: Verdict) -> str:
-    """Return the summary of an alert about a plugin that fails again and again."""
+    """Return the summary of an alert about a plugin that fails repeatedly."""
     if kind is not AlertKind.FLAPPING:
-        return f"{summary}; it fails again and again"
+        return f"{summary}; it fails repeatedly"
     return summary if verdict is Verdict.FLAPPING else f"{summary}{LATEST}{verdict}"
 
 
@@ -284,13 +292,15 @@ _SUMMARY: Final = {
     AlertKind.PLUGIN_DOWN: "{named} on {node} is down",
     AlertKind.STUCK: "{named} on {node} is stuck: it is running but does not work",
     AlertKind.DEREGISTERED: "{what} on {node} is not registered with the kubelet",
-    AlertKind.MAINTENANCE_OVERDUE: "{plugin} on {node} is overdue: it stopped as planned",
+    AlertKind.MAINTENANCE_OVERDUE: (
+        "{plugin} on {node} is overdue: it has not returned from a planned stop"
+    ),
     AlertKind.NODE_DOWN: "node {node} is down, and {plugin} with it",
     AlertKind.UNREACHABLE: "{plugin} on {node} works, but cannot be reached over NATS",
     AlertKind.MISMATCH: "{node}'s allocatable is not what {plugin} reports",
     AlertKind.MISSING: "{plugin} on {node} is missing: it is expected, but has sent no heartbeat",
     AlertKind.DEGRADED: "{plugin} on {node} is degraded: it still works",
-    AlertKind.FLAPPING: "{plugin} on {node} is flapping: it fails again and again",
+    AlertKind.FLAPPING: "{plugin} on {node} is flapping: it fails repeatedly",
     AlertKind.SPLIT_BRAIN: "{plugin} on {node} is running twice at the same time",
 }
 _ADVICE: Final = {
@@ -303,7 +313,7 @@ _ADVICE: Final = {
     AlertKind.MISSING: "find out why the DaemonSet has no running pod on this node",
     AlertKind.MAINTENANCE_OVERDUE: "finish the maintenance, or find out why the plugin is not back",
     AlertKind.FLAPPING: "find out when the plugin restarts, and what happens just before",
-    AlertKind.SPLIT_BRAIN: "stop the older one of the two processes",
+    AlertKind.SPLIT_BRAIN: "stop the older of the two processes",
     AlertKind.DEGRADED: "check the node's load and the health checker that the evidence names",
     AlertKind.DEVICE_UNHEALTHY: "move the pods named in the alert; look up the code in the runbook",
     AlertKind.DEVICE_DEGRADED: "watch the device; plan a replacement",
@@ -314,8 +324,10 @@ _ADVICE: Final = {
     AlertKind.FUSE_POD_TERMINATING: "abort the mount's connection on the node; the pod then ends",
     AlertKind.CONFIGURATION_REFUSED: "correct the file, or change it back, before a restart",
     AlertKind.CLOCK_SKEW: "check time synchronization on the node, and on health's own node",
-    AlertKind.NOISY_NODE: "find out what sends so much; cordon the node if nothing explains it",
-    AlertKind.EVICTIONS: "find out which nodes fill the stream, and why they publish so much",
+    AlertKind.NOISY_NODE: "find out what sends so many messages; cordon the node if there is no "
+    "good reason",
+    AlertKind.EVICTIONS: "find out which nodes fill the stream, and why they publish so many "
+    "messages",
     AlertKind.STORM: "look for the common cause first; verdicts on single plugins follow",
     AlertKind.MORE_ALERTS: "run `muster status` to see all of them",
 }

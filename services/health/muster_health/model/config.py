@@ -22,7 +22,7 @@ class Detection(msgspec.Struct, frozen=True, kw_only=True):
     """The conditions for suspicions, verdicts and recoveries."""
 
     suspicion_beats: Annotated[float, msgspec.Meta(gt=1, le=100)] = 2.5
-    """How many intervals without a heartbeat are suspicious; not a whole number, due to jitter."""
+    """After how many intervals without a heartbeat a plugin is suspected; may be a fraction."""
     probe_timeout_s: Annotated[float, msgspec.Meta(gt=0, le=60)] = 2.0
     """How long a probe or a Kubernetes query may take."""
     probes_max: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 256
@@ -31,15 +31,16 @@ class Detection(msgspec.Struct, frozen=True, kw_only=True):
     lease_stale_s: sections.Period = 20.0
     """A silent node whose lease is older than this is down; live nodes renew it every 10 s."""
     ready_s: Seconds = 22.0
-    """How long a plugin with a Ready pod must be cut off to be UNREACHABLE: 20 s, and 2 s to notice
-    that it is back. It must be longer than the time in which a stopped process fails its readiness
-    probes."""
+    """How long a plugin with a Ready pod must be cut off to count as UNREACHABLE.
+
+    The default is 20 s, plus 2 s to notice that the plugin is back. It must be longer than
+    a stopped process takes to fail its readiness probes."""
     review_s: sections.Period = 20.0
     """Delay before a lost plugin is probed again; doubled each time."""
     review_max_s: sections.Period = 120.0
     trouble_beats: Heartbeats = 2
     trouble_s: sections.Period = 3.0
-    """Time for a plugin to repair a lost registration; the shorter of the two applies."""
+    """Time for a plugin to repair a lost registration, or `trouble_beats` intervals if shorter."""
     starting_s: sections.Period = 15.0
     """Time for a plugin's first registration; a restarted kubelet may be busy."""
     mismatch_s: sections.Period = 30.0
@@ -66,7 +67,7 @@ class Detection(msgspec.Struct, frozen=True, kw_only=True):
     reconnect_s: sections.Period = 5.0
     """The longest time that clients need to reconnect to a restarted NATS server."""
     stall_s: sections.Period = 1.0
-    """If health runs this much later than planned, health was late, not the plugins."""
+    """If health runs later than planned by more than this, all waits grow by that delay."""
     blind_s: Seconds = 10.0
     """How long our own connection may be down before people are notified without NATS."""
     interval_s: sections.Period = 5.0
@@ -77,8 +78,10 @@ class Detection(msgspec.Struct, frozen=True, kw_only=True):
     storm_min: Count = 5
     storm_share: Share = 0.1
     storm_window_s: sections.Period = 10.0
-    """A mass failure: more nodes with suspects than both limits, or than `storm_min` with one
-    cause."""
+    """The time within which plugins must fail to count as one mass failure.
+
+    They must be on more than `storm_min` nodes, and either have a common cause or be on more than
+    `storm_share` of all nodes."""
 
 
 class Bounds(msgspec.Struct, frozen=True, kw_only=True):
@@ -145,13 +148,13 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     cause_labels: tuple[vocabulary.Name, ...] = ("topology.kubernetes.io/zone",)
     """Node labels that may show a common cause, such as the zone."""
     asks_max: Annotated[int, msgspec.Meta(ge=1, le=1_000)] = 32
-    """How many nodes are queried at once; each query needs three or a few more requests."""
+    """How many nodes are queried at once; each query needs three or more requests."""
     known: Annotated[
         tuple[known_plugins.KnownPlugin, ...], msgspec.Meta(max_length=known_plugins.ENTRIES_MAX)
     ] = ()
     """Plugins that muster does not run, by image or label, in addition to the well-known ones."""
     reads_plugins: bool = False
-    """Whether to check plugins that muster does not run in the Kubernetes API every minute."""
+    """Whether the Kubernetes API is read every minute to check plugins that muster does not run."""
 
     def __post_init__(self) -> None:
         """Refuse a context without a kubeconfig, and a plugin that is listed twice."""
@@ -187,7 +190,7 @@ class OutOfBandAlarm(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Recording(msgspec.Struct, frozen=True, kw_only=True):
-    """Where inputs are recorded for `muster replay`; by default nothing is recorded."""
+    """Where inputs are recorded for `muster replay`; by default they are not recorded."""
 
     file: Annotated[str, msgspec.Meta(max_length=4096)] = ""
     mib_max: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 64
@@ -217,7 +220,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     recording: Recording = Recording()
     metrics: Metrics = Metrics()
     runbook_url: Annotated[str, msgspec.Meta(min_length=1, max_length=512)] = muster.RUNBOOKS_URL
-    """The beginning of an alert's runbook link, before `<alert kind>.md`."""
+    """The beginning of an alert's runbook link, before `<alert kind>.html`."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

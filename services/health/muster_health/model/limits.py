@@ -8,7 +8,7 @@ class Refusal(enum.StrEnum):
     """Why data of a node was not stored."""
 
     UNKNOWN_NODE = "unknown_node"
-    """Kubernetes does not know the node."""
+    """The node is not in the cluster."""
     NODES = "nodes"
     """There are too many nodes, and the Kubernetes API has not confirmed which of them exist."""
     PLUGINS = "plugins"
@@ -22,14 +22,14 @@ class Refusal(enum.StrEnum):
 
 
 class Channel(enum.StrEnum):
-    """Where a node exceeds its limits."""
+    """The kind of traffic with which a node exceeds its limits."""
 
     HEARTBEATS = "heartbeats"
     EVENTS = "events"
     CONNECTION = "connection"
     """The gate has closed the node's connections to NATS."""
     SUSPICIONS = "suspicions"
-    """No limit is exceeded, but the node's plugins become suspected again and again."""
+    """No limit is exceeded, but the node's plugins are suspected repeatedly."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

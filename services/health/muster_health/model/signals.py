@@ -15,7 +15,7 @@ from muster_health.model import limits, snapshot
 
 
 class Planned(enum.StrEnum):
-    """Signs of a planned stop of the plugins on a node, for a while or for good."""
+    """Signs of a planned stop of the plugins on a node, temporary or permanent."""
 
     UNSCHEDULABLE = "unschedulable"
     TO_BE_DELETED = "to_be_deleted"
@@ -24,7 +24,7 @@ class Planned(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pod:
-    """A pod of the plugin, as `namespace/name`; why a container waits, and how one last ended."""
+    """A pod of the plugin: its name, why a container waits, and how a container last ended."""
 
     name: str
     uid: str
@@ -36,12 +36,12 @@ class Pod:
     last_exit: str = ""
     revision: str = ""
     current: str = ""
-    """The newest revision of its DaemonSet."""
+    """The newest revision of the pod's DaemonSet."""
     age_s: float | None = None
 
     @property
     def runs(self) -> bool:
-        """Return whether the containers run: in a crash loop the phase stays Running."""
+        """Return whether the containers run; the phase alone stays Running during a crash loop."""
         return self.phase == "Running" and not self.waiting
 
     @property
@@ -108,9 +108,9 @@ class Note(enum.StrEnum):
     WAITS_RESTARTED = "waits_restarted"
     """All waits were restarted or extended; while that happens often, no verdict is reached."""
     REFUSED = "refused"
-    """A node, a plugin, a resource or a device was ignored; `refusal` says why."""
+    """A node, a plugin, a resource or a device was ignored; `refusal` is the reason."""
     RATE_LIMITED = "rate_limited"
-    """An alert is held back by the rate limit; another alert counts it."""
+    """An alert is held back by the rate limit; the alert MORE_ALERTS counts it."""
     SUSPENDED = "suspended"
     """A verdict was not reached, because many plugins are suspected at once."""
 
@@ -163,7 +163,7 @@ class ProbeAnswered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeFailed(_Numbered):
-    """Probe `number` reached no subscriber, or (`subscribed`) got no answer."""
+    """Probe `number` reached no subscriber, or got no answer (if `subscribed`)."""
 
     subscribed: bool
 
@@ -260,12 +260,12 @@ class NodeOffers:
 
 @dataclass(frozen=True, slots=True)
 class NodesListed:
-    """`NodeOffers` have named every node of the cluster; from now on others are not tracked."""
+    """All nodes of the cluster have been sent as `NodeOffers`; other nodes are not tracked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leadership:
-    """We lead under this revision of the lock, or (None) another replica leads.
+    """We lead under this revision of the lock; None means that another replica leads.
 
     Before a new revision, everything that the previous leader saved arrives as `Restored`.
     """
@@ -330,10 +330,11 @@ class Probe(_Numbered):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AskCluster(_Numbered):
-    """GET node, lease and the plugin's pods, and return one `ClusterAnswered` with this number.
+    """Query node, lease and the plugin's pods; one `ClusterAnswered` with this number must follow.
 
     With `resources`, only find the pods on the node that request one of these. `watched` is the
-    resource or driver of a watched plugin, `pod` the uid of its pod if the agent knows it.
+    resource or driver of a watched plugin, and `pod` the uid of its pod if the agent has reported
+    one.
     """
 
     timeout_s: float
@@ -371,7 +372,7 @@ class Alarm:
 class Remediate(_OfPlugin):
     """Delete this pod of the plugin if it still has this uid; one `Remediated` must follow.
 
-    With `dry_run`, only ask whether that would be allowed.
+    With `dry_run`, only check whether that would be allowed.
     """
 
     pod: str
@@ -382,7 +383,7 @@ class Remediate(_OfPlugin):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Noted:
-    """Count this note."""
+    """Count an occurrence of this kind in a metric."""
 
     note: Note
     seconds: float = 0.0

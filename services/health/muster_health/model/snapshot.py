@@ -1,9 +1,9 @@
 """Pure: the saved state of one plugin, and its encoding.
 
-It is stored when a verdict or an alert changes: first with the pending change, and without it once
-that is published. After a crash in between, the change is published again under the same event id,
-and never lost. The field names are the keys in the bucket and must not change, because another
-version may read them.
+The state is stored when a verdict or an alert changes: first with the pending change, and again
+without it once the change is published. After a crash in between, the change is published again
+under the same event id; it is never lost. The field names are the keys in the bucket and must not
+change, because another version may read them.
 """
 
 import enum
@@ -90,7 +90,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     falls: int = 0
     flapping: bool = False
     order: tuple[tuple[str, int], ...] = ()
-    """The sequence of the last event of each instance, the newest last."""
+    """The sequence number of each instance's last event, the newest instance last."""
     bad: tuple[KnownFault, ...] = ()
     """Devices with faults."""
     had: tuple[tuple[str, int], ...] = ()
@@ -197,7 +197,8 @@ def _shorter(bad: Iterable[KnownFault]) -> tuple[KnownFault, ...]:
 def decode(value: bytes) -> Snapshot:
     """Return the saved state. Raises ValueError if it cannot be used, or is of another version.
 
-    An alert that cannot be published again would end this process after every restart.
+    It is also rejected if an alert in it cannot be published again: such an alert would end this
+    process after every restart.
     """
     try:
         stored = _DECODER.decode(value)

@@ -77,12 +77,12 @@ PLANNED: Final[Mapping[Rule, str]] = {
 
 
 def rule_named(word: str) -> Rule | None:
-    """Return the rule with that name, if this version has such a rule."""
+    """Return the rule with that name; None if this version has no such rule."""
     return Rule(word) if word in Rule.__members__.values() else None
 
 
 def may_be_pause(rule: Rule) -> bool:
-    """Return whether a plugin that is only pausing would lead to the same rule."""
+    """Return whether a mere pause of the plugin could also lead to this rule."""
     return rule in {
         Rule.NOT_BACK,
         Rule.NO_ANSWER,
@@ -102,7 +102,7 @@ class Diagnosis:
 
 
 class Manner(enum.StrEnum):
-    """How a plugin failed, as far as is visible; the value describes many such plugins."""
+    """How a plugin failed, as seen from outside; the value is a text about many such plugins."""
 
     SILENT = "went silent"
     ENDED = "closed their connections"
@@ -123,7 +123,7 @@ class Standing:
     """The current verdict, as alerts need it.
 
     `resources` are those that the verdict is about. `is_flapping` means that the plugin also fails
-    again and again. `failed_at` is the time of the last failure.
+    repeatedly. `failed_at` is the time of the last failure.
     """
 
     state: snapshot.State
@@ -220,7 +220,7 @@ class ReturnOverdue:
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """The deadline may have moved forward, or there is news to publish or state to save."""
+    """The deadline may be earlier than before, or there is news to publish or state to save."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +230,7 @@ class ClockSkewChanged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchedReported:
-    """An agent reports plugins that it watches; `is_all` if these are all, `gone` those removed."""
+    """An agent's report on plugins that it watches: all if `is_all`; `gone` are those removed."""
 
     watched: tuple[vocabulary.Watched, ...] = ()
     gone: tuple[str, ...] = ()

@@ -1,6 +1,6 @@
 """Tracks one plugin on one node, from its heartbeats to its verdict and its alerts.
 
-`tracked_plugin` combines `liveness`, `self_reported` (with `problems`), `verdict` (with
+`tracked_plugin` combines `liveness`, `self_reported` (with `problems`), `verdict_machine` (with
 `verdict_state`, `investigation` and `diagnosis`) and `device_counts`. Silence alone never leads to
 a verdict: the plugin is first checked, with a probe and a query to Kubernetes.
 
@@ -16,15 +16,15 @@ a verdict: the plugin is first checked, with a probe and a query to Kubernetes.
 | HEALTHY     | too many unannounced new instances (7)    | RECOVERING  | FLAPPING           |
 | SUSPECT     | an answer to the probe, a fresh heartbeat | as before   | as before: refuted |
 | SUSPECT     | problem: the probe's answer confirms it   | ILL         | see `problems`     |
-| SUSPECT     | silence: all results are there            | LOST (4)    | see `diagnosis`    |
+| SUSPECT     | silence: all results have arrived         | LOST (4)    | see `diagnosis`    |
 | SUSPECT     | silence: the probe is inconclusive (8)    | SUSPECT     | probe after 1 s    |
-| SUSPECT     | silence: so it is for the fourth time     | as before   | all waits restart  |
+| SUSPECT     | silence: inconclusive for the fourth time | as before   | all waits restart  |
 | SUSPECT     | problem: no answer, or nothing conclusive | as before   | as before          |
 | SUSPECT     | the plugins of many nodes fail alike (6)  | SUSPECT     | suspended          |
 | LOST        | 20 s, 40 s, ... 2 min later               | LOST (4)    | checked again      |
 | LOST        | a fresh heartbeat, an answer to a probe   | RECOVERING  | as before          |
 | ILL         | a good heartbeat                          | RECOVERING  | as before          |
-| RECOVERING  | 3 good heartbeats, or 15 s; `FlapDamping` | HEALTHY     | HEALTHY            |
+| RECOVERING  | 3 good heartbeats, or 15 s; `flap_damping`| HEALTHY     | HEALTHY            |
 | any         | the plugin announces a stop               | MAINTENANCE | MAINTENANCE        |
 | MAINTENANCE | a new instance, or the plugin has started | RECOVERING  | as before          |
 | MAINTENANCE | the plugin is not back in time            | MAINTENANCE | as before: overdue |

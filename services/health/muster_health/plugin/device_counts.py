@@ -1,7 +1,7 @@
 """Pure: counts the devices of one plugin, and detects devices that are missing unintentionally.
 
-This finds a failure that nothing else reports: the pod runs, its log is clean, and the node offers
-0 devices. A plugin that has restarted does not know how many devices its predecessor had.
+This detects a failure that nothing else reports: the pod runs, its log is clean, and the node
+offers 0 devices. A restarted plugin has no record of how many devices there were before.
 
 | the heartbeat's devices of one resource            | expected number from then on        |
 |----------------------------------------------------|-------------------------------------|
@@ -9,7 +9,7 @@ This finds a failure that nothing else reports: the pod runs, its log is clean, 
 | fewer; `device.removed` was published for each     | the new number: they were unplugged |
 | fewer, with a new configuration                    | the new number after 60 s: intended |
 | none of any resource, with a new configuration     | as before: devices are missing      |
-| fewer; MIG devices replace whole GPUs, or reversed | the new number: partitioned anew    |
+| fewer; MIG devices replace whole GPUs, or reverse  | the new number: repartitioned       |
 | fewer                                              | as before: devices are missing      |
 
 Unhealthy devices are not missing. But they do not raise the expected number: a device that is
@@ -28,11 +28,11 @@ from muster import vocabulary
 
 _WAIT_S: Final = 60.0
 _IN_FLIGHT_S: Final = 10.0
-"""A heartbeat sent before a device was removed may arrive after the event that reports it."""
+"""For this long after a removal, a heartbeat may still count the removed device."""
 _RESOURCES_MAX: Final = 64
 _LONG_AGO: Final = float("-inf")
 _NOTHING: Final[Mapping[str, Any]] = {}
-"""The empty mapping that most plugins share."""
+"""An empty mapping, which most plugins share."""
 _PART: Final = "/mig-"
 
 

@@ -1,8 +1,9 @@
-"""Pure: diagnoses a silent plugin from a table of evidence, once all queries are answered.
+"""Pure: diagnoses a silent plugin (STUCK, PLUGIN_DOWN, NODE_DOWN) from a table of evidence.
 
-The first row that applies decides. "Quiet": for the whole timeout no heartbeat arrived and no
-connection ended, so Kubernetes has had time to detect a change of the pod. "Well": the pod is
-Running and Ready, on a node that still offers the plugin's devices.
+The diagnosis is made once all queries are answered. The first row that applies decides. "Quiet":
+for the whole timeout no heartbeat arrived and no connection ended, so Kubernetes has had time to
+detect a change of the pod. "Well": the pod is Running and Ready, on a node that still offers the
+plugin's devices.
 
 | the probe was not answered, and                       | verdict     | rule             |
 |-------------------------------------------------------|-------------|------------------|
@@ -25,14 +26,14 @@ Running and Ready, on a node that still offers the plugin's devices.
 
 (1) With a small margin, because the node may have died just before that heartbeat was due. The
 lease will soon be renewed or stale. There is no wait if the plugin's side closed its connection:
-the node was alive to do so.
-(2) A suspended process looks like one that is cut off from NATS until its readiness probes fail
-(its event loop answers those too), and a short network failure needs nobody's attention. So
-UNREACHABLE needs silence of at least `ready_s`. There is no wait if the plugin hung up: its own
-side closed the connection (Client Closed) while it was still sending heartbeats. A reset connection
-(Read Error) may have been broken by the network; the pod shows whether the process ended too.
-(3) The process crashed a moment ago and is being restarted, or only its connection broke. The
-plugin is probed again once it is quiet, and Kubernetes is asked repeatedly for a while.
+the node was alive to do so. (2) A suspended process looks like one that is cut off from NATS until
+its readiness probes fail (its event loop answers those too), and a short network failure needs
+nobody's attention. So UNREACHABLE needs silence of at least `ready_s`. There is no wait if the
+plugin hung up: its own side closed the connection (Client Closed) while it was still sending
+heartbeats. A reset connection (Read Error) may have been broken by the network; the pod shows
+whether the process ended too. (3) The process crashed a moment ago and is being restarted, or only
+its connection broke. The plugin is probed again once it is quiet, and Kubernetes is queried
+repeatedly for a while.
 """
 
 from collections.abc import Mapping
@@ -60,10 +61,10 @@ _PLUGIN_OR_NODE = (
 class Observations:
     """All evidence about a silent plugin.
 
-    `is_subscribed` means that an unanswered probe had a subscriber. `cluster` is None when
-    Kubernetes did not answer, or was not asked (`has_cluster`). `healthy` is the last reported
-    number of Healthy devices by resource. `was_heard` means that we or a previous process received
-    a sign of life.
+    `is_subscribed` means that an unanswered probe had a subscriber. `cluster` is None if Kubernetes
+    did not answer, or was not queried (`has_cluster`). `healthy` is the last reported number of
+    Healthy devices by resource. `was_heard` means that we or a previous process received a sign of
+    life.
     """
 
     silent_s: float

@@ -20,7 +20,7 @@ _ASK_AGAIN_S: Final = 2.0
 _ASK_AGAIN_MAX: Final = 8
 _PROBE_AGAIN_S: Final = 1.0
 _IN_VAIN_MAX: Final = 3
-"""How often an inconclusive probe is repeated; while NATS is slow, more probes would not help."""
+"""How often an inconclusive probe is repeated; more probes do not help while NATS is slow."""
 _SOON_S: Final = 0.8
 """After a closed connection, the diagnosis waits this long for Kubernetes."""
 _ANSWER_LOST_S: Final = 10.0
@@ -136,7 +136,7 @@ class Suspicion:
         return now >= self._give_up_at
 
     def probe_again(self, now: float) -> bool:
-        """Schedule an inconclusive probe again soon; return False if it was repeated enough."""
+        """Schedule another probe soon; return False if it was already repeated often enough."""
         if self._probes_in_vain >= _IN_VAIN_MAX or self.is_hopeless(now):
             return False
         self._probes_in_vain += 1
@@ -257,7 +257,7 @@ class Investigation:
             interval_s=alive.order.interval_s,
             was_heard=alive.was_heard,
             is_expected=alive.is_expected,
-            # the plugin was subscribed when it was probed, but may have gone since
+            # the plugin was subscribed when it was probed, but may have ended since
             is_subscribed=bool(suspicion.is_subscribed)
             and not alive.connections.has_ended_since(suspicion.probed_at),
             connections=alive.connections,
@@ -295,7 +295,7 @@ class Investigation:
         self.suspicion, self.review_due = None, since + self._review_s
 
     def refuted(self) -> Suspicion | None:
-        """Drop the suspicion, because the plugin is alive; return it, if there was one."""
+        """Drop the suspicion, because the plugin is alive; return the suspicion or None."""
         suspicion, self.suspicion = self.suspicion, None
         return suspicion
 

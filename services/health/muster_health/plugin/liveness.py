@@ -31,7 +31,7 @@ _ALTERNATIONS_MIN: Final = 3
 _ALTERNATION_INTERVALS: Final = 3.0
 _PACE_WEIGHT: Final = 0.3
 _PACE_MAX: Final = 2.5
-"""A longer gap is a silence, and its end must not count as a slow pace."""
+"""The longest gap that counts towards the pace, in intervals; a longer one is a silence."""
 _OPEN_MAX: Final = 8
 _INSTANCES_MAX: Final = 4
 _CLOSED_BY_SERVER: Final = ("stale", "authentication", "authorization", "slow consumer")
@@ -118,7 +118,7 @@ class HeartbeatOrder:
     def _is_replaced(
         self, heartbeat: vocabulary.Heartbeat, quiet_s: float | None, now: float
     ) -> bool:
-        # an earlier instance counts again only when its successor has gone quiet
+        # an earlier instance counts again only when its successor has stopped sending heartbeats
         if quiet_s is None or heartbeat.instance != self._retired:
             return False
         if quiet_s >= _REPLACED_INTERVALS * self.interval_s:
@@ -200,7 +200,7 @@ class Connections:
         return self.closed is not None and self.closed.at > at
 
     def forget(self) -> None:
-        """Forget all connections: we were disconnected ourselves for a while."""
+        """Discard all connections, because we were disconnected ourselves for a while."""
         self._open, self.closed = (), None
 
 
@@ -253,13 +253,13 @@ class Liveness:
     connections: Connections = field(default_factory=Connections)
     clock: ClockOffset = field(default_factory=ClockOffset)
     event_order: tuple[tuple[str, int], ...] = ()
-    """The sequence of the last event of each instance, the newest last."""
+    """The sequence number of each instance's last event, the newest instance last."""
     last_heard_at: float | None = None
     is_known: bool = False
     is_expected: bool = False
     """Whether Kubernetes or the configuration expects the plugin on its node."""
     is_due_sooner: bool = False
-    """Whether the next heartbeat may be due sooner than the last one announced."""
+    """Whether the next heartbeat may be due sooner than the last heartbeat announced."""
     _window_s: float = 0.0
     """How much extra time the plugin has for its next heartbeat."""
     _expected_due: float = 0.0
@@ -298,7 +298,7 @@ class Liveness:
         self._window_s = 0.0
 
     def observe_clock(self, heartbeat: vocabulary.Heartbeat, now: float) -> bool:
-        """Compare the clocks; return whether `clock.is_skewed` changed."""
+        """Compare the plugin's clock with ours; return whether `clock.is_skewed` changed."""
         if not self.order.is_fresh:
             return False
         ours = self.context.wall_zero + now
@@ -334,14 +334,14 @@ class Liveness:
 
     @property
     def due(self) -> float | None:
-        """Return when silence becomes suspicious; None if neither known nor expected."""
+        """Return when silence becomes suspicious; None if the plugin is unknown and unexpected."""
         due = self.silent_since + self.timeout_s + self._window_s
         if self.last_heard_at is not None or self.is_known:
             return due
         return max(due, self._expected_due) if self.is_expected else None
 
     def remaining_s(self, wait_s: float, waited_s: float) -> float:
-        """Return the rest of a wait that a previous process began, at least about one timeout."""
+        """Return the rest of a wait that a previous process began; at least about one timeout."""
         heard_s = self.context.settings.reconnect_s + self.timeout_s
         return min(wait_s, max(heard_s, wait_s - waited_s))
 

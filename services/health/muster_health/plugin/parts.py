@@ -4,19 +4,23 @@ The parts do not depend on this class. `tracked_plugin` extends it, and passes e
 """
 
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, ClassVar, Final
 
+import msgspec
+
+from muster import pacing
 from muster.vocabulary import AlertKind, Verdict
 from muster_health.alerting import (
     alert_lifecycle,
     device_alerts,
+    flap_damping,
     mount_alerts,
     plugin_alert,
     plugin_alerting,
     refused_configuration,
 )
-from muster_health.model import config, signals, snapshot, steps
+from muster_health.model import alerts, config, signals, snapshot, steps
 from muster_health.model.snapshot import State
 from muster_health.model.steps import Rule
 from muster_health.plugin import (
@@ -24,11 +28,12 @@ from muster_health.plugin import (
     investigation,
     liveness,
     self_reported,
-    verdict,
+    verdict_machine,
     verdict_state,
 )
 
 _DAY_S: Final = 86_400.0
+_SAVES_BURST: Final = 32
 _NOT_EXPECTED: Final = "it stopped, and is no longer expected on this node"
 _FORGOTTEN: Final = {
     True: "it stopped as planned a day ago, and is not expected to return",
@@ -101,6 +106,7 @@ class Parts:
         "is_restored",
         "is_unsaved",
         "key",
+        "looks",
         "mounts",
         "node",
         "plugin",
@@ -111,10 +117,11 @@ class Parts:
         "reported",
         "restart_decided_for",
         "restarts",
+        "saves",
         "verdict",
     )
 
-    _machine: ClassVar[type[verdict.VerdictMachine]] = verdict.VerdictMachine
+    _machine: ClassVar[type[verdict_machine.VerdictMachine]] = verdict_machine.VerdictMachine
 
     def __init__(self, node: str, plugin: str, context: config.Context, *, now: float) -> None:
         settings = context.settings
@@ -127,7 +134,7 @@ class Parts:
             context=context,
             alive=self.alive,
             reported=self.reported,
-            standing=verdict_state.StandingVerdict(settings, alert_lifecycle.FlapDamping(settings)),
+            standing=verdict_state.StandingVerdict(settings, flap_damping.FlapDamping(settings)),
             recovery=verdict_state.Recovery(settings),
             investigation=investigation.Investigation(node, plugin, settings, context.has_cluster),
         )
@@ -153,6 +160,10 @@ class Parts:
         """Whether an event changed the state to save, with nothing to publish."""
         self.has_counts_to_store = False
         """Whether expected device counts have changed; saving them may wait."""
+        self.looks: pacing.TokenBucket | None = None
+        """The limit on how often events cause an evaluation of alerts; None before the first."""
+        self.saves: pacing.TokenBucket | None = None
+        """The limit on saving while there is nothing to publish; None before the first."""
 
     @property
     def clock(self) -> liveness.ClockOffset:
@@ -195,6 +206,39 @@ class Parts:
         return self.removal.reason(
             self.verdict.state, stands.rule, now, is_expected=is_expected, is_placed=is_placed
         )
+
+    def needs_restart(self, now: float) -> bool:
+        """Return whether the published verdict still needs a decision about a restart."""
+        if self.restart_decided_for == self.alerting.since:
+            return False
+        return self.alerting.is_repairable(self.standing(), now)
+
+    def open_kinds(self) -> list[AlertKind]:
+        """Return the kinds of the open alerts."""
+        return [alert.kind for alert in self.alerting.lifecycle.published.values()]
+
+    def ask_kubernetes(self) -> signals.AskCluster:
+        """Return a query to Kubernetes for the plugin's pods that no investigation waits for."""
+        return self.verdict.investigation.ask_kubernetes()
+
+    def _look_at(self, due: float) -> None:
+        planned = self.alerting.look_due
+        self.alerting.look_due = due if planned is None else min(due, planned)
+
+    def _may_save(self, now: float) -> bool:
+        """Return whether to save with nothing to publish; if not, plan it for later.
+
+        A plugin that reports changes all the time would have its whole state stored each time. The
+        plugin's next inventory contains what a crash loses meanwhile.
+        """
+        if self.saves is None:
+            per_s = 1 / self.context.bounds.update_s
+            self.saves = pacing.TokenBucket(per_s=per_s, burst=_SAVES_BURST, now=now)
+        if self.saves.try_take(now):
+            return True
+        self.is_unsaved, self.has_counts_to_store = True, False
+        self._look_at(self.saves.ready_at(now))
+        return False
 
     def restore(self, before: snapshot.Snapshot, now: float) -> None:
         """Restore the published state, and other saved state unless newer state is known."""
@@ -268,9 +312,31 @@ class Parts:
             + self.mounts.shown(),
             "mounts": self.mounts.total or 0,
             "problems": self.problems,
-            "alerts": [
-                alerting.event_of(alert, 0) for alert in alerting.lifecycle.published.values()
-            ],
+            "recovery": self._recovery(),
+            "alerts": [self._alert(alert) for alert in alerting.lifecycle.published.values()],
+        }
+
+    def _recovery(self) -> dict[str, datetime] | None:
+        recovery = self.verdict.recovery
+        return None if recovery.due is None else self._times(recovery.since, recovery.due)
+
+    def _alert(self, alert: alerts.Alert) -> Any:
+        """Return a firing alert as an event; with its `recovery`, if its problem is gone."""
+        event = self.alerting.event_of(alert, 0)
+        times = self.alerting.lifecycle.recovery(alert.key)
+        recovery = self._times(*times) if times else None
+        if plugin_alert.is_of_plugin(alert.key):
+            recovery = self._recovery()
+        if recovery is None:
+            return event
+        return msgspec.to_builtins(event) | {"recovery": recovery}
+
+    def _times(self, since: float, until: float) -> dict[str, datetime]:
+        """Return since when all is well, and when that will have lasted long enough, in UTC."""
+        zero = self.context.wall_zero
+        return {
+            "since": datetime.fromtimestamp(zero + since, UTC),
+            "until": datetime.fromtimestamp(zero + until, UTC),
         }
 
     def _allocatable(self) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""Pure: decides the verdict on what a heartbeat reports: STUCK, DEREGISTERED, MISMATCH, ….
+"""Pure: decides which verdict follows from a heartbeat's report: STUCK, DEREGISTERED, MISMATCH, ….
 
 | verdict      | sign                                                        | for how long     |
 |--------------|-------------------------------------------------------------|------------------|
@@ -42,7 +42,7 @@ _NO_STREAM: Final = {
     True: "the kubelet has no ListAndWatch stream open",
     False: "the kubelet has not registered it",
 }
-"""The key is whether the resource is an extended resource, the kind that device plugins serve."""
+"""Descriptions of a lost registration, for extended resources (True) and others (False)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

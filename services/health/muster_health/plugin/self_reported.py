@@ -20,7 +20,7 @@ from muster_health.plugin import liveness, problems
 _COMMON: Final = frozenset(
     {Verdict.DEREGISTERED, Verdict.MISMATCH, Verdict.STUCK, Verdict.PLUGIN_DOWN}
 )
-"""Problems that many plugins have at once if the kubelet or a new revision is at fault."""
+"""The verdicts that many plugins get at once if the kubelet or a new revision is at fault."""
 _RECHECK_S: Final = 10.0
 """After this time, an unanswered query for the node's offer is repeated."""
 _NOTHING: Final[Mapping[str, int]] = {}
@@ -110,7 +110,7 @@ class SelfReported:
     def may_recheck(self, now: float) -> bool:
         """Return whether to query Kubernetes again for the node's offer.
 
-        The last state from a watch may be outdated, and the watch cannot know that.
+        The last state from a watch may be outdated, and the watch cannot detect that.
         """
         return now >= self._recheck_not_before
 
@@ -191,7 +191,7 @@ def is_well(
     offers: Mapping[str, signals.Offer] | None,
     settings: config.Detection,
 ) -> bool:
-    """Check quickly that `problems.worst` would find nothing; a False result is not conclusive."""
+    """Check quickly that `problems.worst` would return None; a False result is not conclusive."""
     for resource in heartbeat.resources:
         if not resource.streams or not resource.probe_ok or resource.problem or resource.mismatch:
             return False

@@ -1,13 +1,13 @@
 """Pure: the state machine of one plugin on one node, with `receive`, `tick` and `next_deadline`.
 
-Its parts do not know `TrackedPlugin`, and only `TrackedPlugin` passes events to them. The table of
-states is in the package's docstring.
+Its parts do not depend on `TrackedPlugin`, and only `TrackedPlugin` passes events to them. The
+table of states is in the package's docstring.
 
 | part       | contains                                                                         |
 |------------|----------------------------------------------------------------------------------|
 | `alive`    | heartbeat order, silence, connections, clock offset (`liveness`)                 |
 | `reported` | the plugin's devices, and its reported problem with its start (`self_reported`)  |
-| `verdict`  | state, suspicion, diagnosis, recovery, planned stop (`verdict`); reads the above |
+| `verdict`  | state, suspicion, diagnosis, recovery, planned stops (`verdict_machine`)      |
 | `faults`   | devices with faults (`device_alerts`)                                            |
 | `mounts`   | FUSE mounts that do not work (`mount_alerts`)                                    |
 | `counts`   | how many devices there are, and how many there should be (`device_counts`)       |
@@ -15,21 +15,24 @@ states is in the package's docstring.
 | `alerting` | published and pending alerts and verdicts (`plugin_alerting`)                    |
 
 `receive` accepts a `steps.Event` and returns `steps.Effect`s: queries, notes, decisions. An empty
-list means that only the next deadline has moved back, as after nearly every heartbeat. The detector
+list means that only the next deadline is later, as after nearly every heartbeat. The detector
 calls `publish` separately, because only the detector knows whether this replica leads, and how many
 alerts may open at once.
 """
 
 from collections.abc import Iterable
 from datetime import datetime
-from typing import assert_never
+from typing import Final, assert_never
 
-from muster import vocabulary
-from muster.vocabulary import AlertKind, Verdict
+from muster import pacing, vocabulary
+from muster.vocabulary import Verdict
 from muster_health.alerting import alert_lifecycle, plugin_alerting
 from muster_health.model import alerts, limits, signals, snapshot, steps
 from muster_health.model.snapshot import State
 from muster_health.plugin import liveness, parts
+
+_LOOKS_PER_S: Final = 1.0
+_LOOKS_BURST: Final = 32
 
 
 class TrackedPlugin(parts.Parts):
@@ -94,7 +97,7 @@ class TrackedPlugin(parts.Parts):
         return self._effects(steps_taken, now)
 
     def tick(self, now: float) -> list[steps.Effect]:
-        """Do everything that is due."""
+        """Perform all actions whose deadline has passed."""
         return self._effects(self.verdict.tick(now), now)
 
     def next_deadline(self) -> float | None:
@@ -142,10 +145,6 @@ class TrackedPlugin(parts.Parts):
         server = liveness.short_server(self.alive.connections.server)
         return (*self.causes, f"server={server}") if server else self.causes
 
-    def ask_kubernetes(self) -> signals.AskCluster:
-        """Return a query to Kubernetes for the plugin's pods that no investigation waits for."""
-        return self.verdict.investigation.ask_kubernetes()
-
     @property
     def reports_node(self) -> bool:
         """Return whether this plugin's alert reports that the node is down."""
@@ -155,12 +154,6 @@ class TrackedPlugin(parts.Parts):
         """Record whether another alert reports the node as down; return whether that changed."""
         is_news, self.alerting.inhibited = inhibited is not self.alerting.inhibited, inhibited
         return is_news
-
-    def needs_restart(self, now: float) -> bool:
-        """Return whether the published verdict still needs a decision about a restart."""
-        if self.restart_decided_for == self.alerting.since:
-            return False
-        return self.alerting.is_repairable(self.standing(), now)
 
     def restart_decided(self, leader: int, *, acted_at: datetime | None) -> signals.Store:
         """Record the decision about a restart; `acted_at` is None if the restart was refused."""
@@ -174,7 +167,7 @@ class TrackedPlugin(parts.Parts):
         self.alerting.touch(now)
 
     def reset_published(self) -> None:
-        """Forget the last publication, which was dropped because another replica leads."""
+        """Treat nothing as published: another replica leads, so the publications were dropped."""
         self.alerting.reset_published()
 
     # publishing
@@ -184,7 +177,7 @@ class TrackedPlugin(parts.Parts):
         return self.has_counts_to_store or self._is_publish_due(now)
 
     def may_wait(self, now: float) -> bool:
-        """Return whether publishing may wait: there is only a first HEALTHY, or state to save."""
+        """Return whether publishing may wait: a first HEALTHY or state to save is not urgent."""
         return self._is_new or not self._is_publish_due(now)
 
     def _is_publish_due(self, now: float) -> bool:
@@ -211,7 +204,7 @@ class TrackedPlugin(parts.Parts):
             may_open=may_open,
             ask=self.verdict.investigation.ask_kubernetes,
         )
-        return [*self._publish_pending(leader), *questions], held
+        return [*self._publish_pending(leader, now), *questions], held
 
     def end(self, now: float, at: datetime, why: str) -> list[signals.Output]:
         """Resolve all open alerts and remove the saved state."""
@@ -222,10 +215,6 @@ class TrackedPlugin(parts.Parts):
         events = self.alerting.pending()
         self.alerting.clear_pending()
         return [*events, signals.Store(key=self.key, value=b"")]
-
-    def open_kinds(self) -> list[AlertKind]:
-        """Return the kinds of the open alerts."""
-        return [alert.kind for alert in self.alerting.lifecycle.published.values()]
 
     # events
 
@@ -263,6 +252,18 @@ class TrackedPlugin(parts.Parts):
             effects.append(steps.CHANGED)
         return effects
 
+    def _has_changed(self, now: float) -> None:
+        """Evaluate the alerts at once or, after many changes, once a second.
+
+        The cost of an evaluation grows with the number of faulty devices.
+        """
+        if self.looks is None:
+            self.looks = pacing.TokenBucket(per_s=_LOOKS_PER_S, burst=_LOOKS_BURST, now=now)
+        if self.looks.try_take(now):
+            self.alerting.is_dirty = True
+        else:
+            self._look_at(self.looks.ready_at(now))
+
     def _observe_devices(self, heartbeat: vocabulary.Heartbeat, now: float) -> None:
         changes = self.counts.changes
         has_changed = self.counts.observe(heartbeat, now)
@@ -273,14 +274,14 @@ class TrackedPlugin(parts.Parts):
         if self.refused.known is not None and self.refused.observe(heartbeat, now):
             has_changed = self.is_unsaved = True
         if has_changed:
-            self.alerting.is_dirty = True
+            self._has_changed(now)
 
     def _event(self, reported: signals.FromPlugin, now: float) -> list[steps.Effect]:
         event = reported.event
         if not self.alive.is_next_event(event, reported.instance, reported.sequence):
             return [signals.Noted(note=signals.Note.EVENT_STALE)]
         self.alive.is_known = True
-        self.alerting.is_dirty = True
+        self._has_changed(now)
         changes = self._changes
         is_kept = self.faults.apply(event, self.counts.had)
         if isinstance(event, vocabulary.FuseMountChanged | vocabulary.InventoryReported):
@@ -292,7 +293,7 @@ class TrackedPlugin(parts.Parts):
             case vocabulary.DeviceRemoved():
                 self.counts.removed(event.resource, event.count, now)
             case vocabulary.PluginStarted() if self.verdict.planned.instance:
-                # even the instance that announced its stop may be back
+                # even the instance that announced its stop may have returned
                 self.verdict.planned.instance = ""
                 self.is_unsaved = True
             case vocabulary.PluginStopping():
@@ -373,12 +374,12 @@ class TrackedPlugin(parts.Parts):
             due=min(dues, default=None),
         )
 
-    def _publish_pending(self, leader: int) -> list[signals.Output]:
+    def _publish_pending(self, leader: int, now: float) -> list[signals.Output]:
         events = self.alerting.pending()
         if not events:
             # the event that caused this is acknowledged afterwards, and is not delivered again
             is_due = self.is_unsaved or self.has_counts_to_store
-            return [self._store(leader)] if is_due else []
+            return [self._store(leader)] if is_due and self._may_save(now) else []
         # publishing a first verdict twice, after a crash, does no harm
         before = [] if self.alerting.is_first_verdict else [self._store(leader)]
         self.alerting.clear_pending()

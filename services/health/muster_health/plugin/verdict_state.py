@@ -1,7 +1,7 @@
 """Pure: tracks the state of one plugin between suspicion and verdict, and its reported verdict.
 
-`verdict` adds the transitions. The verdict describes the current problem; a separate mark shows
-whether the plugin fails again and again (flapping). Only a change is reported, so nothing is
+`verdict_machine` adds the transitions. The verdict describes the current problem; a separate mark
+shows whether the plugin fails repeatedly (flapping). Only a change is reported, so nothing is
 reported twice. If the diagnosis of a failure changes, the new diagnosis is reported.
 """
 
@@ -10,7 +10,7 @@ from typing import Final
 
 from muster import vocabulary
 from muster.vocabulary import Verdict
-from muster_health.alerting import alert_lifecycle, evidence
+from muster_health.alerting import evidence, flap_damping
 from muster_health.model import config, signals, snapshot, steps
 from muster_health.model.snapshot import State
 from muster_health.model.steps import Rule
@@ -22,13 +22,13 @@ _NO_FAILURE = frozenset({Verdict.HEALTHY, Verdict.MAINTENANCE, Verdict.DEGRADED}
 
 @dataclass(slots=True, eq=False)
 class StandingVerdict:
-    """The reported verdict, and whether the plugin fails again and again.
+    """The reported verdict, and whether the plugin fails repeatedly.
 
     `resources` are those that the verdict is about; `failed_at` is the time of the last failure.
     """
 
     settings: config.Detection
-    damping: alert_lifecycle.FlapDamping
+    damping: flap_damping.FlapDamping
     verdict: Verdict | None = None
     rule: Rule | None = None
     resources: tuple[str, ...] = ()
@@ -130,17 +130,19 @@ class Recovery:
     settings: config.Detection
     good_heartbeats: int = 0
     due: float | None = None
+    since: float = 0.0
+    """When the first good heartbeat arrived; valid only while `due` is set."""
     _held_until: float = 0.0
 
     def begin(self) -> None:
-        """Start over, because the plugin is not back or has failed again."""
+        """Restart the count, because the plugin is not back or has failed again."""
         self.good_heartbeats, self.due = 0, None
 
     def good(self, now: float, *, counts: bool, hold_s: float) -> bool:
         """Record a good heartbeat; return whether there are enough of them."""
         self.good_heartbeats += counts
         if self.due is None:
-            self._held_until = now + hold_s
+            self.since, self._held_until = now, now + hold_s
             self.due = now + max(self.settings.recover_s, hold_s)
         return self.good_heartbeats >= self.settings.recover_beats and now >= self._held_until
 
@@ -148,6 +150,7 @@ class Recovery:
         """Shift the times by the time in which we could receive nothing."""
         if self.due is not None:
             self.due += seconds
+            self.since += seconds
             self._held_until += seconds
 
 
@@ -160,7 +163,7 @@ class PlannedStop:
     due: float | None = None
 
     def begin(self, return_s: float, now: float) -> None:
-        """Expect the plugin back within this time."""
+        """Record a planned stop, from which the plugin must return within `return_s`."""
         self.return_s, self.due = return_s, now + return_s
 
     def overdue(self, rule: Rule | None) -> steps.ReturnOverdue:
@@ -235,7 +238,7 @@ class VerdictState:
         The verdict has lasted for `waited_s`, according to the clocks of two machines. `is_overdue`
         means that the alert about the plugin's overdue return is already firing.
         """
-        # a suspicion belongs to the state that is replaced; kept, it would stay due for ever
+        # a suspicion belongs to the replaced state; if it were kept, it would stay due for ever
         self.investigation.suspicion = None
         self.state = before.state
         self.planned.instance, self.planned.return_s = before.leaving, before.return_s
@@ -250,7 +253,7 @@ class VerdictState:
 
     @property
     def may_have_problem(self) -> bool:
-        """Return whether a first problem would change anything."""
+        """Return whether the state allows recording a problem, and none is recorded yet."""
         is_heard = self.state in {State.UNKNOWN, State.HEALTHY, State.RECOVERING}
         return is_heard and self.reported.problem is None
 

@@ -15,7 +15,8 @@ The agent decides on the finding, and waits long enough before it reports one. T
 | FILES_MISSING: CDI files are gone                    | DEGRADED     | WATCHED_FILES_MISSING      |
 | nothing, but the node's allocatable differs (2)      | MISMATCH     | WATCHED_NODE_OFFERS_OTHERS |
 
-(1) Unless the stop is planned: the first row that applies decides; without an answer, none does:
+(1) Unless the stop is planned. The first row that applies decides; without an answer from
+Kubernetes, the stop counts as unplanned:
 
 | the Kubernetes API shows                             | verdict      | rule                       |
 |------------------------------------------------------|--------------|----------------------------|
@@ -60,7 +61,7 @@ VERDICTS: Final[Mapping[WatchedFinding, tuple[Verdict, Rule]]] = {
 AWAY: Final = frozenset(
     {Rule.WATCHED_NOT_SERVED, Rule.WATCHED_SOCKET_REMOVED, Rule.WATCHED_NO_ANSWER}
 )
-"""The rules that a planned stop may explain: nothing answers."""
+"""The rules under which nothing answers, which a planned stop may explain."""
 _NEW_POD_S: Final = 60.0
 """A pod younger than this counts as created after the plugin's process ended."""
 _REPLACED_S: Final = 300.0
@@ -82,7 +83,7 @@ _WORDS: Final = {
     WatchedFinding.NOT_OFFERED: "the node has the hardware, but no plugin offers it",
     WatchedFinding.FILES_MISSING: "CDI files that its pods need do not exist",
 }
-"""Descriptions for observations without a text."""
+"""Descriptions by finding, for observations without a description of their own."""
 
 
 def bounded(watched: vocabulary.Watched) -> vocabulary.Watched:
@@ -108,7 +109,7 @@ def combined(
 ) -> tuple[vocabulary.Watched, str]:
     """Return the observation that takes precedence, and its source.
 
-    An agent on the node sees more, and sooner. But only the Kubernetes API shows what a driver
+    An agent on the node observes more, and sooner. But only the Kubernetes API shows what a driver
     offers (slices and claims), and an agent that has just started may not know what to expect.
     """
     if by_agent is None:
@@ -224,7 +225,7 @@ def shown(
 
 
 def _is_new(pod: signals.Pod, back_s: float | None) -> bool:
-    """Return whether a pod is about to start or end; one that has served before is not."""
+    """Return whether a pod is ending, or is so new that it has not served yet."""
     if pod.deleting or pod.age_s is None:
         return pod.deleting
     has_served = back_s is not None and pod.age_s > back_s

@@ -18,10 +18,10 @@ from muster_health.alerting import evidence, plugin_alert, watched_alerts
 from muster_health.model import config, signals, snapshot, steps
 from muster_health.model.snapshot import State
 from muster_health.model.steps import Rule
-from muster_health.plugin import tracked_plugin, verdict, watched_findings, watched_verdict
+from muster_health.plugin import tracked_plugin, verdict_machine, watched_findings, watched_verdict
 
 _UNLISTED_S: Final = 600.0
-"""An agent that has just started may not have observed every plugin yet."""
+"""How long an unlisted plugin is kept: a new agent may not have observed every plugin yet."""
 _SOON_S: Final = 0.05
 """Delay before an observation is evaluated again, so that the detector's `tick` terminates."""
 _WEEK_S: Final = 7 * 86_400.0
@@ -55,11 +55,11 @@ class WatchedPlugin(tracked_plugin.TrackedPlugin):
         "subject",
     )
 
-    _machine: ClassVar[type[verdict.VerdictMachine]] = watched_verdict.WatchedMachine
+    _machine: ClassVar[type[verdict_machine.VerdictMachine]] = watched_verdict.WatchedMachine
 
     def __init__(self, node: str, name: str, context: config.Context, *, now: float) -> None:
         super().__init__(node, vocabulary.watched_plugin(name), context, now=now)
-        assert isinstance(self.verdict, watched_verdict.WatchedMachine), "`_machine` says so"
+        assert isinstance(self.verdict, watched_verdict.WatchedMachine), "the class sets `_machine`"
         self.machine = self.verdict
         self.name, self.machine.name = name, name
         self.subject = self.alerting.watched = watched_alerts.Subject(name)
@@ -89,7 +89,7 @@ class WatchedPlugin(tracked_plugin.TrackedPlugin):
                 return []
 
     def tick(self, now: float) -> list[steps.Effect]:
-        """Do everything that is due."""
+        """Perform all actions whose deadline has passed."""
         steps_taken: list[steps.Step] = []
         if self._evaluate_due is not None and self._evaluate_due <= now:
             self._evaluate_due = None
@@ -127,7 +127,7 @@ class WatchedPlugin(tracked_plugin.TrackedPlugin):
             self._forgetting = _Forgetting(now + _UNLISTED_S, _NOT_LISTED, is_listed=False)
 
     def end(self, now: float, at: datetime, why: str) -> list[signals.Output]:
-        """Resolve all open alerts and remove the saved state; nothing is known to be wrong."""
+        """End the tracking: resolve all open alerts and remove the saved state."""
         self._effects(self.machine.removed(evidence.of("health", why)), now)
         return super().end(now, at, why)
 

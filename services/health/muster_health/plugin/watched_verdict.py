@@ -5,22 +5,22 @@ It is the same machine as for our own plugins, with these differences:
 | state       | event                                       | next state  | verdict                |
 |-------------|---------------------------------------------|-------------|------------------------|
 | any         | no observation, however long                | as before   | as before              |
-| all but (1) | a problem is observed                       | unchanged   | asks after 0.5 s (2)   |
+| all but (1) | a problem is observed                       | unchanged   | query after 0.5 s (2)  |
 | all but (1) | Kubernetes: it is planned (5)               | MAINTENANCE | MAINTENANCE            |
 | all but (1) | Kubernetes: it is not; or no answer, twice  | ILL         | see `watched_findings` |
 | ILL         | the same, with another rule or text         | ILL         | as before, confirmed   |
-| (3)         | another problem for 15 s                    | unchanged   | asks                   |
-| ILL (4)     | the node keeps offering its devices         | unchanged   | asks; MISMATCH         |
+| (3)         | another problem for 15 s                    | unchanged   | query                  |
+| ILL (4)     | the node keeps offering its devices         | unchanged   | query; MISMATCH        |
 | ILL         | nothing is wrong any more                   | RECOVERING  | as before              |
-| RECOVERING  | nothing is wrong for 15 s; `FlapDamping`    | HEALTHY     | HEALTHY                |
+| RECOVERING  | nothing is wrong for 15 s; `flap_damping`   | HEALTHY     | HEALTHY                |
 | MAINTENANCE | nobody answers, again                       | MAINTENANCE | as before              |
 | MAINTENANCE | nothing is wrong, or another problem        | RECOVERING  | as before              |
 | MAINTENANCE | it is not back in time                      | MAINTENANCE | as before: overdue     |
 
 It is never SUSPECT or LOST: the agent has confirmed what it reports. (1) MAINTENANCE. (2) The short
-wait lets failures on many nodes become one mass failure. Kubernetes is asked at most once in 10 s.
-(3) Any with a verdict other than HEALTHY. (4) Under WATCHED_NOT_REGISTERED. (5) A new pod that has
-served already is no plan.
+wait lets failures on many nodes become one mass failure. Kubernetes is queried at most once in 10
+s. (3) Any with a verdict other than HEALTHY. (4) Under WATCHED_NOT_REGISTERED. (5) A new pod that
+has already served is not a sign of a planned stop.
 """
 
 from collections.abc import Mapping
@@ -38,7 +38,7 @@ from muster_health.plugin import (
     liveness,
     problems,
     self_reported,
-    verdict,
+    verdict_machine,
     verdict_state,
     watched_findings,
 )
@@ -53,7 +53,7 @@ _ANSWER_LOST_S: Final = 10.0
 _CONTRADICTED: Final = frozenset({Rule.WATCHED_NOT_REGISTERED, Rule.WATCHED_NODE_OFFERS_OTHERS})
 
 
-class WatchedMachine(verdict.VerdictMachine):
+class WatchedMachine(verdict_machine.VerdictMachine):
     """The verdict's state machine for one watched plugin. `now` is our monotonic time in seconds.
 
     `name` is the resource or driver, and `watched` the last observation, made by `source`.
@@ -98,12 +98,12 @@ class WatchedMachine(verdict.VerdictMachine):
         self._is_away = True
         """Whether nothing answered at the last observation, or there was none."""
         self._back_at: float | None = None
-        """When it first answered, or answered again after it was away."""
+        """When the plugin first answered, or answered again after it was away."""
         self._ask_not_before = 0.0
         self._seen: tuple[vocabulary.Evidence, ...] | None = None
         """The observed evidence for the verdict; None if a previous process reached the verdict."""
         self._answer: tuple[vocabulary.Evidence, ...] = ()
-        """The answer from Kubernetes before the verdict."""
+        """The answer from Kubernetes on which the verdict is based."""
 
     def evaluate(self, now: float) -> list[steps.Step]:
         """Evaluate the last observation."""
@@ -115,7 +115,7 @@ class WatchedMachine(verdict.VerdictMachine):
         return self.sign_of_life(problem, now, counts=False)
 
     def removed(self, why: vocabulary.Evidence) -> list[steps.Step]:
-        """Handle the end of watching, after which nothing is known to be wrong."""
+        """End the tracking of the plugin: replace a bad verdict by HEALTHY."""
         self.reported.clear()
         if self.standing.verdict in {None, Verdict.HEALTHY}:
             return []
@@ -187,7 +187,7 @@ class WatchedMachine(verdict.VerdictMachine):
     ) -> bool:
         """Return whether the node keeps offering devices while the agent observes none.
 
-        Without an agent both numbers are from the node's status, and one of them is merely older.
+        Without an agent, both numbers are from the node's status and differ only in age.
         """
         is_about_list = watched.finding is WatchedFinding.NOT_REGISTERED
         if self.source != "agent" or not is_about_list or self.standing.rule not in _CONTRADICTED:
@@ -231,7 +231,7 @@ class WatchedMachine(verdict.VerdictMachine):
     def _compared(
         self, problem: problems.Problem, answer: signals.Facts | None, now: float
     ) -> list[steps.Step]:
-        """Compare with the node's offer, which is read again because a watch may lag."""
+        """Compare a problem with the node's offer, which is read again because a watch may lag."""
         if answer is None or answer.offers is None:
             self._ask_not_before = self.reported.due = now + _ASK_PACE_S
             return []

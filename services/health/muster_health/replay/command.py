@@ -41,8 +41,8 @@ def replay(
     Parameters
     ----------
     recorded
-        The file that health writes if `recording.file` is set (docs/health.md); its predecessor
-        RECORDING.1 is read as well.
+        The file that health writes if `recording.file` is set (docs/how-to/replay.md); its
+        predecessor RECORDING.1 is read as well.
     policy
         A file with settings of health; only `detection` and `bounds` are used.
     since
@@ -127,8 +127,8 @@ def _text(report: Mapping[str, Any]) -> Iterator[str]:
     )
     if not report["faithful"]:
         yield (
-            "a replay of the recorded policy does not raise the published alerts: "
-            "do not rely on results that concern these"
+            "a replay of the recorded policy does not raise the published alerts: do not rely on "
+            "results about these alerts"
         )
         for alert in report["told_not_raised"]:
             yield _line("!", alert, "published, not replayed")

@@ -42,7 +42,7 @@ _NOT_REPLAYED: Final = (
     signals.Remediated,
     signals.ClockStalled,
 )
-"""The recorded queries, their answers, and whether the process was the leader."""
+"""The recorded entries that are not passed to the detector, such as queries and answers."""
 
 ProbeResult = signals.ProbeAnswered | signals.ProbeFailed | signals.ProbeInconclusive
 Question = signals.Probe | signals.AskCluster
@@ -56,7 +56,7 @@ class Result:
 
     episodes: list[recording.Episode] = field(default_factory=list)
     questions: Counter[str] = field(default_factory=Counter)
-    """How many probes and queries were answered in which way."""
+    """The number of probes and queries, by how they were answered."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +128,7 @@ def compare(
 
 
 class _Player:
-    """The recording's clock, the detector, and the pending answers."""
+    """Replays a recording; holds its clock, the current detector and the pending answers."""
 
     def __init__(self, recorded: recording.Recording, policy: config.Settings | None) -> None:
         self._recorded = recorded

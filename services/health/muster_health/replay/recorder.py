@@ -19,7 +19,10 @@ _BUFFER_BYTES: Final = 64 * 1024
 
 
 class Recorder:
-    """A `muster.machine.Machine` around a detector; it must be closed with `close`."""
+    """Records what a detector receives and returns, as a `muster.machine.Machine` around it.
+
+    The recording must be ended with `close`.
+    """
 
     def __init__(
         self, recorded: detector.Detector, settings: config.Settings, *, has_cluster: bool
@@ -32,8 +35,10 @@ class Recorder:
         self._file: BinaryIO | None = None
         self._size_bytes = 0
         self._levels: dict[tuple[str, str], signals.Input] = {}
-        """Saved state, and the newest inputs of kinds sent only on change; new files repeat
-        both."""
+        """Saved state, and the newest inputs of kinds that are sent only on change.
+
+        Each new file repeats both.
+        """
 
     def receive(self, event: signals.Input, now: float) -> Sequence[signals.Output]:
         """Record an input and pass it to the detector."""
@@ -43,7 +48,7 @@ class Recorder:
         return outputs
 
     def tick(self, now: float) -> Sequence[signals.Output]:
-        """Let the detector do everything that is due."""
+        """Let the detector perform all actions whose deadline has passed."""
         outputs = self._recorded.tick(now)
         self._write_outputs(outputs, now)
         return outputs

@@ -21,7 +21,7 @@ VERSION: Final = 1
 _CLOCK_MAX_S: Final = 1e10
 _SAME_ALERT: Final = timedelta(seconds=60)
 _RESOLVED_SLACK: Final = timedelta(seconds=5)
-"""Two processes may notice the end of the same alert at different moments."""
+"""How long after a period an alert may be resolved and still count as within the period."""
 _ANY_KIND: Final = frozenset(vocabulary.AlertKind)
 _NEVER: Final = datetime.max.replace(tzinfo=UTC)
 
@@ -94,7 +94,7 @@ _KINDS: Final[Mapping[str, type[Entry]]] = {
     "StreamsChecked": signals.StreamsChecked,
     "Remediated": signals.Remediated,
 }
-"""The names in a recording, independent of class names."""
+"""The names of entries in a recording; they do not depend on the names of classes."""
 _REPORT: Final = "FromPlugin"
 _NAMES: Final = {kind: name for name, kind in _KINDS.items()}
 _LINE: Final = msgspec.json.Decoder(_Line)
@@ -104,7 +104,7 @@ _EVENTS: Final = {event.TYPE: msgspec.json.Decoder(event) for event in vocabular
 
 
 class UnreadableRecording(ValueError):
-    """A line or the whole file is not a valid recording; the message says why."""
+    """A line or the whole file is not a valid recording; the message gives the reason."""
 
 
 def key_of(state: snapshot.Snapshot) -> str:
@@ -178,7 +178,7 @@ class Episode:
     """All kinds that the alert has had."""
 
     def __post_init__(self) -> None:
-        """Set the first kind."""
+        """Add the alert's first kind to `kinds`."""
         self.kinds |= {self.alert.kind}
 
     @property
@@ -213,7 +213,7 @@ class EpisodeTracker:
                 episode.resolved_at = when
                 del self._open[alert.fingerprint]
         elif episode is None and alert.change:
-            pass  # it began before the recording, or another process published it
+            pass  # the alert began before the recording, or another process published it
         elif episode is None:
             self._open[alert.fingerprint] = Episode(alert=alert, fired_at=when)
             self.all.append(self._open[alert.fingerprint])

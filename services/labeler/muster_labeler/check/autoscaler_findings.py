@@ -16,12 +16,20 @@ from muster_labeler import model
 from muster_labeler.check import findings
 from muster_labeler.check.findings import ClusterView, Commands, Finding, Id, Severity
 
-_NOT_TRIGGERED: Final = "NotTriggerScaleUp"
+_REFUSALS: Final = frozenset({"NotTriggerScaleUp", "FailedScheduling"})
+"""The event reasons by which the Cluster Autoscaler and Karpenter say that no node is added."""
 _INSUFFICIENT: Final = re.compile(r"Insufficient ([-a-z0-9.]+/fuse[-_.A-Za-z0-9]*)")
+_KARPENTER: Final = re.compile(r"(no instance type [^,]+).* (resources=.*/fuse.*)", re.DOTALL)
+"""Karpenter's message: what no instance type satisfies, and all that the pod requests.
+
+The message does not name the missing resource (v1.14,
+pkg/controllers/provisioning/scheduling/nodeclaim.go).
+"""
 _GATE: Final = re.compile(r"NodeOverlay=true", re.IGNORECASE)
 _STALE: Final = dt.timedelta(minutes=5)
-"""The Cluster Autoscaler renews its status in each loop, every 10 s by default
-(--scan-interval).
+"""The age at which the Cluster Autoscaler's status is reported as stale.
+
+The status is renewed in each loop, every 10 s by default (--scan-interval).
 """
 _SLOTS: Final = 1000
 _AZURE: Final = re.compile(
@@ -42,8 +50,8 @@ def evaluate(view: ClusterView, commands: Commands, *, only: str | None = None) 
     offered = {name for node in view.nodes or () for name, count in node.fuse.items() if count}
     for pod in pending:
         result.extend(_pending(pod, offered, commands))
-    refused = [e for e in view.events or () if e.reason == _NOT_TRIGGERED]
-    result.extend(_not_triggered(refused, commands))
+    refused = [event for event in view.events or () if event.reason in _REFUSALS]
+    result.extend(_refused(refused, commands))
     result.extend(_templates(view, nodes, pending, commands))
     result.extend(_gate(view, commands))
     result.extend(_stale_status(view, commands))
@@ -60,8 +68,8 @@ def _resources(view: ClusterView) -> list[str]:
 def _pending(pod: model.Pod, offered: Collection[str], commands: Commands) -> Iterable[Finding]:
     """Report a pod that waits for a resource that no node has.
 
-    If nodes offer the resource but all of it is in use, autoscalers know the resource from those
-    nodes.
+    If nodes offer the resource but all of it is in use, autoscalers can derive the resource from
+    those nodes.
     """
     # a name may contain dots, and the scheduler's sentence also ends with a dot
     short = {m[1].rstrip(".") for text in pod.messages for m in _INSUFFICIENT.finditer(text)}
@@ -72,23 +80,25 @@ def _pending(pod: model.Pod, offered: Collection[str], commands: Commands) -> It
         Id.AS001,
         Severity.ERROR,
         f"{pod.namespace}/{pod.name}",
-        f"pending on {', '.join(unknown)}: no node offers it, and autoscalers may not know it",
+        f"pending on {', '.join(unknown)}: no node offers it, and autoscalers may not support it",
         evidence=pod.messages[:3],
         command=commands.kubectl("describe", "pod", pod.name, "-n", pod.namespace),
     )
 
 
-def _not_triggered(
-    events: Iterable[model.KubernetesEvent], commands: Commands
-) -> Iterable[Finding]:
+def _refused(events: Iterable[model.KubernetesEvent], commands: Commands) -> Iterable[Finding]:
     for event in events:
-        if not (_INSUFFICIENT.search(event.text) or "cannot allocate all claims" in event.text):
+        if match := _KARPENTER.search(event.text):
+            text = f"{match[1]}, {match[2]}"
+        elif _INSUFFICIENT.search(event.text) or "cannot allocate all claims" in event.text:
+            text = event.text
+        else:
             continue
         yield findings.finding(
             Id.AS005,
             Severity.ERROR,
             f"{event.namespace}/{event.name}",
-            f"the autoscaler adds no node for it: {event.text[:300]}",
+            f"the autoscaler adds no node for it: {text[:300]}",
             evidence=(f"event {event.reason}",),
             command=commands.kubectl("get", "events", "-n", event.namespace),
         )
@@ -97,7 +107,7 @@ def _not_triggered(
 def _templates(
     view: ClusterView, nodes: list[model.Node], pending: list[model.Pod], commands: Commands
 ) -> Iterable[Finding]:
-    """Report node group templates that lack a resource that the autoscaler has to know about."""
+    """Report node group templates that lack a resource which the autoscaler needs."""
     in_use = _resources(view)
     if not in_use or (view.autoscaler is None and view.karpenter is None):
         return
@@ -115,7 +125,7 @@ def _templates(
             Id.AS002,
             Severity.WARN if pending else Severity.SUGGEST,
             f"{setting.platform}/{setting.group}",
-            f"its template must offer {resource}, or no node is added: {setting.setting}",
+            f"its template must offer {resource}; otherwise no node is added: {setting.setting}",
             evidence=("templates are not visible from inside the cluster",)
             if setting.platform != "karpenter"
             else ("no NodeOverlay adds it",),
@@ -158,7 +168,7 @@ def _node_local(slices: Iterable[model.ResourceSlice], commands: Commands) -> It
             Id.AS004,
             Severity.WARN,
             driver,
-            "node-local DRA devices for fuse: scale-down considers only their utilization",
+            "fuse devices by DRA belong to one node, so scale-down considers only their use",
             evidence=(f"ResourceSlices of driver {driver} with a node name",),
             command=commands.kubectl("get", "resourceslices", "-o", "wide"),
         )

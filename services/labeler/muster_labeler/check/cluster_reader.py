@@ -34,7 +34,12 @@ _FUSE_SUPPORT: Final = (
     "/apis/resource.k8s.io/v1",
 )
 _PART: Final = "app.kubernetes.io/part-of=muster"
-_EVENT_REASONS: Final = ("NotTriggerScaleUp", "FailedMount")
+_EVENTS: Final = (
+    "reason=NotTriggerScaleUp",
+    "reason=FailedScheduling,reportingComponent=karpenter",
+    "reason=FailedMount",
+)
+"""Field selectors of the events to read; the scheduler's FailedScheduling is excluded."""
 _GROUP_NAMES: Final = re.compile(r"^\s*(?:- )?[Nn]ame:\s+(\S+)\s*$", re.MULTILINE)
 _TIMESTAMP: Final = re.compile(r"(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)")
 _NODES_FLAG: Final = re.compile(r"--nodes=\d+:\d+:(\S+)")
@@ -71,7 +76,7 @@ class FullNode:
 
 @dataclass(frozen=True, slots=True)
 class FullPod:
-    """A pod in the form for the fuse check (`pod`) and the plugin check (`raw`); None if unused."""
+    """A pod for the fuse check (`pod`) and the plugin check (`raw`); None if a check ignores it."""
 
     pod: model.Pod | None
     raw: plugin_objects.Pod | None
@@ -159,14 +164,13 @@ class ClusterReader:
         """Return the Kubernetes Events that may concern fuse."""
         permission = cluster_api.Permission("list", "events")
         events: list[model.KubernetesEvent] = []
-        for reason in _EVENT_REASONS:
-            query = {"fieldSelector": f"reason={reason}"}
+        for selector in _EVENTS:
             page = await self._all(
                 "/api/v1/events",
                 objects.Event,
                 projection.event,
                 permission=permission,
-                query=query,
+                query={"fieldSelector": selector},
             )
             if page is None:
                 return None
@@ -290,7 +294,7 @@ class ClusterReader:
             if bad:
                 self.unread.append(findings.Unread(path, f"{bad} unreadable"))
             return kept
-        self.unread.append(findings.Unread(path, "the list kept expiring"))
+        self.unread.append(findings.Unread(path, "the list expired repeatedly"))
         return None
 
     async def _exists(self, path: str) -> bool | None:

@@ -102,7 +102,7 @@ _SCOPES: Final = {
     **dict.fromkeys((Id.PLUG005, Id.DRA005, Id.DRA008), Scope.POD),
     Id.DRA007: Scope.CLUSTER,
 }
-"""All other findings are about a node."""
+"""The scopes of the findings that are not about a node."""
 
 
 class Fix(msgspec.Struct, frozen=True, kw_only=True):
@@ -176,7 +176,7 @@ class Exit(enum.IntEnum):
 class Commands(msgspec.Struct, frozen=True, kw_only=True):
     """Builds commands that reach the checked cluster, with the same options.
 
-    `aliases` is a file of reviewed names; `namespace` is muster's, unless it is the default.
+    `aliases` is a file of reviewed names; `namespace` is muster's namespace, None for the default.
     """
 
     context: str | None = None
@@ -223,8 +223,8 @@ def exit_code(report: Report, *, strict: bool) -> Exit:
 class Unread:
     """Objects that could not be read, and whether permission is missing.
 
-    If objects that are needed (`is_needed`) could not be read, nothing can be decided; optional
-    sources may be absent or hidden.
+    Without needed objects (`is_needed`), nothing can be decided; optional sources may be absent or
+    hidden.
     """
 
     what: str

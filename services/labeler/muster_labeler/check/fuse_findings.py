@@ -96,7 +96,7 @@ def _at_zero(
 ) -> Iterable[Finding]:
     """Report fuse resources without an allocatable device.
 
-    After a plugin is removed, the kubelet lists its resource for ever: for 5 minutes with the
+    After a plugin is removed, the kubelet continues to list its resource: for 5 minutes with the
     former capacity, then as 0 of 0. A plugin that has not registered since the kubelet started
     looks the same. That is a problem if pods request the resource or other nodes offer it.
     """
@@ -128,7 +128,7 @@ def _at_zero(
             Id.FUSE008,
             Severity.ERROR,
             node.name,
-            f"{resource} is at 0{also}: its plugin is gone or has not registered",
+            f"{resource}: 0 devices{also}; its plugin is gone or has not registered",
             evidence=evidence,
             command=_look(node, agent, commands),
             docs="docs/plugin.md",

@@ -198,10 +198,10 @@ def _uncertain(status: LabelStatus, apply: _Apply) -> Finding:
         status.identity.best is not None
         and status.identity.best.source is sources.Source.INSTANCE_TYPE
     ):
-        message = f"only its instance type indicates the model: perhaps {name.value}"
+        message = f"only its instance type indicates the model: maybe {name.value}"
         command = apply.label("--from-instance-type", "--yes")
     else:
-        message = f"an unknown model, perhaps {name.value}: review it, and add it to an alias file"
+        message = f"an unknown model, maybe {name.value}: review it, and add it to an alias file"
         command = _review(status, name.value, commands)
     return findings.finding(
         Id.GPU006,
@@ -220,7 +220,7 @@ def _partitioned(status: LabelStatus, commands: Commands) -> Finding:
         Id.GPU007,
         Severity.WARN if status.current else Severity.INFO,
         status.node.name,
-        f"{what} are not whole cards: not labelled{label}",
+        f"{what} are not whole GPUs: not labelled{label}",
         evidence=_claims_of(status),
         command=_show(status.node.name, commands),
         docs="docs/labeler.md",

@@ -123,7 +123,7 @@ def plan(
 
 
 def removals(nodes: Sequence[model.Node], *, only: Collection[str] = ()) -> list[Row]:
-    """Return a row for each node with anything that muster wrote or the accelerator label."""
+    """Return a row for each node that has the accelerator label or anything written by muster."""
     planned = []
     for node in sorted(nodes, key=lambda node: node.name):
         status = node_labels.label_status(node)
@@ -161,12 +161,12 @@ def objection(planned: Sequence[Row], allowed: Allowed, *, covering: str | None)
         return None
     left = unlabelled_after(planned)
     if covering is not None and left:
-        hidden = f"labels on only some nodes would hide {some(left)}"
+        hidden = f"labels on only some nodes would hide {some(left)} from SkyPilot"
         return f"{covering} names every GPU node already; {hidden}"
     if left:
         return (
             f"{len(left)} of {len(planned)} GPU nodes would remain without "
-            f"{accelerators.SKYPILOT} and be hidden: {some(left)}"
+            f"{accelerators.SKYPILOT}, so SkyPilot would not see them: {some(left)}"
         )
     return None
 
@@ -186,7 +186,7 @@ def summary(rows: Sequence[Row]) -> list[str]:
 
 
 def some(nodes: Sequence[str]) -> str:
-    """Return the first few names as text, and how many more there are."""
+    """Return the first few names as text, and the number of the others."""
     more = len(nodes) - _NAMES_MAX
     return ", ".join(nodes[:_NAMES_MAX]) + (f" and {more} more" if more > 0 else "")
 

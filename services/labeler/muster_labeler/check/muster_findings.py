@@ -4,15 +4,13 @@ from collections.abc import Iterable
 from datetime import datetime, timedelta
 from typing import Final
 
-from muster import wording
 from muster.kubernetes import installation, objects
 from muster_labeler.check import findings
 from muster_labeler.check.findings import ClusterView, Commands, Finding, Id, Severity
 
 _NAME: Final = "app.kubernetes.io/name"
-_RESTART_RECENT: Final = timedelta(hours=1)
 _STARTS: Final = timedelta(seconds=30)
-"""A younger pod may still be starting."""
+"""The minimum age of a pod that is reported; a younger one may still be starting."""
 
 
 def evaluate(view: ClusterView, commands: Commands) -> Iterable[Finding]:
@@ -79,7 +77,7 @@ def _problem(pod: objects.Pod, now: datetime) -> str:
     created = pod.metadata.created_at
     is_new = created is not None and now - created < _STARTS
     ready = objects.condition(pod.conditions, "Ready")
-    # such as the Job that makes keys
+    # a pod that has succeeded is, for example, that of the Job that makes keys
     is_done = pod.metadata.is_being_deleted or pod.phase == "Succeeded"
     is_test = (pod.metadata.labels or {}).get(_NAME) in installation.TESTS
     if is_done or is_test or is_new or (ready is not None and ready.status == "True"):
@@ -101,12 +99,4 @@ def _restart(pod: objects.Pod, now: datetime) -> str:
     ready = objects.condition(pod.conditions, "Ready")
     if ready is None or ready.status != "True" or pod.metadata.is_being_deleted:
         return ""
-    for status in pod.container_statuses:
-        end = status.last_state.terminated if status.last_state else None
-        at = objects.parse_time(end.finished_at) if end else None
-        if end is not None and end.exit_code and at is not None and now - at < _RESTART_RECENT:
-            return (
-                f"{wording.counted(status.restart_count, 'restart')} of {status.name}, the last "
-                f"at {at:%H:%M} UTC ({end.reason or 'ended'}, exit code {end.exit_code})"
-            )
-    return ""
+    return installation.recent_failure(pod.status, now) if pod.status else ""

@@ -46,7 +46,7 @@ _NOUNS = {
 """The singular and plural noun of each count in the text report; JSON uses the keys."""
 _FAILING = frozenset({Severity.ERROR, Severity.WARN})
 _ORDER = tuple(Severity).index
-"""The worst findings come first."""
+"""The sort key of a severity: the worst findings come first."""
 
 
 def run(
@@ -60,7 +60,7 @@ def run(
     except (kubernetes_api.NoCluster, cluster_reader.Unreachable) as error:
         printing.warn("check", str(error))
         if output != "text":
-            # a program always gets one document, even after a failure
+            # JSON and JUnit output always is one document, even after a failure
             unread = findings.Unread("cluster", str(error))
             view = findings.ClusterView(now=datetime.now(UTC), unread=[unread])
             name = cluster.context or cluster.kubeconfig or "cluster"
@@ -77,8 +77,11 @@ async def _report(
     progress = printing.progress
     async with await options.connect(cluster) as api:
         reader = cluster_reader.ClusterReader(api, timeout_s=cluster.timeout, progress=progress)
-        await reader.check_access(_permissions(topics))
-        view = await _read(reader, topics, api, aliases, namespace=cluster.muster_namespace)
+        try:
+            await reader.check_access(_permissions(topics))
+            view = await _read(reader, topics, api, aliases, namespace=cluster.muster_namespace)
+        except cluster_reader.Unreachable as error:
+            raise cluster_reader.Unreachable(f"{api.name}: {error}") from None
         progress("")
     if node and view.nodes is not None and node not in {entry.name for entry in view.nodes}:
         raise options.UsageError(f"no such node: {node}")
@@ -89,8 +92,7 @@ async def _report(
         aliases=str(cluster.aliases) if cluster.aliases else None,
         namespace=None if is_usual else cluster.muster_namespace,
     )
-    name = cluster.context or api.server
-    return _evaluate(view, topics, commands, cluster=name, only=node)
+    return _evaluate(view, topics, commands, cluster=api.name, only=node)
 
 
 def _permissions(topics: list[str]) -> tuple[cluster_api.Permission, ...]:

@@ -229,8 +229,7 @@ def _print_result(
 
 async def is_confirmed(command: str, api: kubernetes_api.Api, action: str) -> bool:
     """Ask for confirmation on the terminal; without a terminal the answer is no."""
-    cluster = f"{api.server} (context {api.context})" if api.context else api.server
-    question = f"{action} {cluster}?"
+    question = f"{action} {api.name}?"
     if not sys.stdin.isatty():
         output.warn(command, f"{question} stdin is not a terminal; use --yes")
         return False

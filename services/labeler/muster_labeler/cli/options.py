@@ -15,7 +15,7 @@ from muster_labeler.check import label_plan
 from muster_labeler.naming import accelerators
 
 if TYPE_CHECKING:
-    # the commands import this module when they are called
+    # at run time, the commands import this module only when they are called
     from muster.kubernetes import api as kubernetes_api
 
 Flag = output.Flag
@@ -38,7 +38,7 @@ _UNREADABLE: Final = (
 
 
 class UsageError(Exception):
-    """The command cannot run with these options; the text says why."""
+    """The command cannot run with these options; the message gives the reason."""
 
 
 def _seconds(_: object, tokens: Sequence[Any]) -> float:
@@ -60,7 +60,7 @@ class ClusterOptions:
     aliases
         Reviewed names: a YAML file with lines of `product: name`.
     muster_namespace
-        The namespace of muster, if installed: its agents know the GPUs best.
+        The namespace of muster, if installed: its agents are the best source about GPUs.
 
     """
 

@@ -49,7 +49,7 @@ _WORKLOADS: Final = (
     (("daemonsets", "deployments"), "app.kubernetes.io/name!=muster-nats"),
     (("statefulsets",), ""),
 )
-"""Groups of workloads in the order of their end, each with a selector of its pods.
+"""Groups of workloads in the order in which they end, each with a selector of its pods.
 
 A group ends as a whole. NATS is last: while it has clients, it waits for its lame-duck time.
 """
@@ -73,14 +73,14 @@ _WRITING: Final = (
     *(Permission("delete", plural, group) for group, plural in _KINDS),
 )
 _PART_ENDS_S: Final = 60.0
-"""A pod on a lost node never terminates, and must not block the namespace's deletion."""
+"""How long to wait for pods to end; a pod on a lost node never ends."""
 _ENDS_S: Final = 180.0
-"""NATS may take a minute to stop; a namespace that takes longer waits for something else."""
+"""How long to wait for the namespace's deletion; NATS alone may take a minute to stop."""
 _LOOK_S: Final = 0.5
 _ENDED: Final = {"Succeeded", "Failed"}
 _NODES_KEEP: Final = (
     "remains: nodes may still list muster's resources with 0 devices; see "
-    f"{RUNBOOKS_URL.removesuffix('runbooks/')}upgrade.md"
+    f"{RUNBOOKS_URL.removesuffix('runbooks/')}upgrade.html"
 )
 
 Shape = TypeVar("Shape")
@@ -136,7 +136,7 @@ class _Namespace(objects.HasMetadata, frozen=True):
 
 
 class _Refused(Exception):
-    """The removal was stopped; the message says why, and `code` is the exit code."""
+    """The removal was stopped; the message gives the reason, and `code` is the exit code."""
 
     def __init__(self, text: str, code: Exit = Exit.PROBLEMS) -> None:
         super().__init__(text)
@@ -162,9 +162,9 @@ async def _run(request: Request) -> int:
         cluster = _Cluster(api, namespace, timeout_s=request.cluster.timeout)
         installation = await cluster.look(_WRITING if request.is_writing else _READING)
         if installation is None:
-            output.show("muster is not installed")
+            output.show(f"muster is not installed in {api.name}")
             return Exit.FINE
-        output.show(*_described(installation, namespace))
+        output.show(f"{api.name}:", *_described(installation, namespace))
         if not request.is_writing:
             return Exit.FINE
         if not request.yes and not await label_gpus.is_confirmed(
@@ -294,7 +294,7 @@ class _Cluster:
             raise _refusal(answer)
 
     async def _running_pods(self, selector: str) -> int:
-        """Return how many of muster's pods have not ended. Raises Refused."""
+        """Return how many of muster's pods have not ended. Raises _Refused."""
         path = f"{self._path}/pods"
         label = ",".join(filter(None, ("=".join(_PART), selector)))
         phases = [pod.status.phase async for pod in self._all(path, _Pod, label)]

@@ -2,7 +2,7 @@
 
 Labels are written by server-side apply as one field manager, so that the API records the owner of
 each label. A label that another manager owns stays as it is, and the error names that manager,
-unless a person asked for `--overwrite`. Written labels are read back; a difference is a failure.
+unless a person passed `--overwrite`. Written labels are read back; a difference is a failure.
 
 The rate limits how fast writes arrive, not only how fast they are sent. A write in flight may
 arrive at any moment until it is answered, so it counts from when it is sent until a second after
@@ -107,7 +107,7 @@ class WriteLimit:
         self._writes_max = writes_max
         self._period_s = period_s
         self._written: dict[str, tuple[float, int]] = {}
-        """When the period began, and the number of writes in it."""
+        """For each node, the start of its period, and the number of writes in this period."""
 
     def may_write(self, node: str, now: float) -> bool:
         """Return whether the limit allows another write to a node."""
@@ -115,7 +115,7 @@ class WriteLimit:
         return now - since >= self._period_s or count < self._writes_max
 
     def note_write(self, node: str, now: float) -> None:
-        """Count a write."""
+        """Count a write to a node."""
         since, count = self._written.get(node, (now, 0))
         is_over = now - since >= self._period_s
         self._written[node] = (now, 1) if is_over else (since, count + 1)
@@ -287,7 +287,8 @@ async def missing_permissions(
 ) -> list[Permission]:
     """Return the permissions that the API denies.
 
-    If the API does not answer, a permission counts as granted: the actual request will tell.
+    If the API does not answer, a permission counts as granted: the actual request will show whether
+    it is.
     """
     allowed = await asyncio.gather(*(_is_allowed(api, entry, timeout_s) for entry in permissions))
     return [entry for entry, is_ours in zip(permissions, allowed, strict=True) if not is_ours]

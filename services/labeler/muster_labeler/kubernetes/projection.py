@@ -120,8 +120,9 @@ def node(raw: objects.Node, selector: Mapping[str, str] | None = None) -> model.
 def read_node(raw: msgspec.Raw, selector: Mapping[str, str] | None = None) -> model.Node:
     """Return a node from the API's JSON, even if only its name can be read.
 
-    Such a node counts as a node with GPUs: it must not be forgotten when either all nodes or none
-    are labelled. Raises msgspec's errors if not even the name can be read.
+    A node of which only the name can be read counts as a node with GPUs: labels are written to
+    all such nodes or to none, so no node may be missing. Raises msgspec's errors if not even the
+    name can be read.
     """
     with contextlib.suppress(msgspec.ValidationError, UnicodeDecodeError, RecursionError):
         readable = node(_NODE.decode(raw), selector)

@@ -230,13 +230,15 @@ AUTOSCALER_KEYS: Final = frozenset(
         "node.kubernetes.ovhcloud.com/gpu",
     }
 )
-"""Keys by which the Cluster Autoscaler treats a node without GPUs as unready: never written here
-(each provider's GPULabel, kubernetes/autoscaler 55c37cd)."""
+"""Keys by which the Cluster Autoscaler treats a node without GPUs as unready.
+
+Muster never writes them (each provider's GPULabel, kubernetes/autoscaler 55c37cd).
+"""
 
 _GKE: Final = {"h100-80gb": "h100", "h200-141gb": "h200", "h100-mega-80gb": "h100-mega"}
 _GKE_STRIPPED: Final = ("nvidia-tesla-", "nvidia-")
 _AMBIGUOUS: Final = frozenset({"rtx6000"})
-"""Nebius means an RTX PRO 6000 by this name, all others an RTX 6000."""
+"""Ambiguous names: this one means an RTX PRO 6000 at Nebius, and an RTX 6000 elsewhere."""
 _MIB: Final = re.compile(r"[0-9]{1,9}")
 _MIB_PER_GIB: Final = 1024
 OWNED: Final = frozenset({SKYPILOT, MUSTER, GFD_PRODUCT, COUNT, MEMORY})
@@ -254,7 +256,7 @@ class Fault(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
-    """A label scheme; `read` returns the accelerator name that a value stands for."""
+    """A label scheme; `read` returns the accelerator name that a value denotes."""
 
     id: str
     key: str
@@ -374,4 +376,4 @@ KEYS: Final = (
     | AUTOSCALER_KEYS
     | {COUNT, MEMORY, model.VGPU_LABEL}
 )
-"""All labels of a node that matter here."""
+"""The keys of all node labels that matter for accelerator names."""

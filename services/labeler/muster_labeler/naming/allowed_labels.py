@@ -1,10 +1,10 @@
-"""Pure: every label that muster may write; the admission policy is generated from it.
+"""Pure: every label that muster may write; the policy generated from it refuses all others.
 
 `scripts/manifests.py` writes these labels and the forms of their values into
 `k8s/base/admission.yaml`, so that the API refuses anything else, even if the labeler is
 compromised. NVIDIA's operators act on some labels of the same domain, such as
 `nvidia.com/gpu.deploy.driver` and `nvidia.com/mig.config`; these must never be here. Of the labels
-below, the GPU Operator reads `mig.capable` and `gpu.product` (controllers/ state_manager.go,
+below, the GPU Operator reads `mig.capable` and `gpu.product` (controllers/state_manager.go,
 hasMIGCapableGPU); docs/security.md explains the consequences.
 
 The forms are regular expressions that Python and CEL (RE2) understand alike, without backslashes.
@@ -83,4 +83,4 @@ PROFILE_LABEL: Final = (
     f"(({_alternatives(dict.fromkeys(MEASURES, ''))})={_NUMBER}"
     f"|product={_VALUE}|sharing-strategy={_SHARING})"
 )
-"""These labels as `<key>=<value>`."""
+"""The pattern of the labels of one MIG profile, as `<key>=<value>`."""

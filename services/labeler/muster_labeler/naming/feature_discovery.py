@@ -1,4 +1,4 @@
-"""Pure: derives the labels that NVIDIA's GPU feature discovery would set on a node.
+"""Pure: derives the node labels of NVIDIA's GPU feature discovery, for GPUs and MIG profiles.
 
 Keys and values are those of NVIDIA/k8s-device-plugin 1b826ac, internal/lm, so that selectors that
 use them keep working. Two differences are intended. An unknown value is left out without affecting
@@ -232,7 +232,7 @@ def _value(text: str) -> str:
 
 
 def _model(products: Iterable[str], *, first: Iterable[str] = ()) -> str:
-    """Return one product for all: first those in `first`, then the most frequent, then by name."""
+    """Return a common product: preferably one in `first`, then the most frequent, then by name."""
     counts = Counter(products)
     preferred = set(first)
     return min(counts, key=lambda product: (product not in preferred, -counts[product], product))
@@ -250,7 +250,7 @@ def _profiles(
 
 
 def _shares(resources: Iterable[vocabulary.GpuResource]) -> dict[str, _Share]:
-    """Return how each profile's devices are shared: if only some are, how those are shared."""
+    """Return how each profile's devices are shared, even if only some of them are."""
     shares: dict[str, _Share] = {}
     for resource in resources:
         profile = _dotted(resource.profile)

@@ -134,7 +134,11 @@ _INSTANCE_TYPES: Final = tuple(
         (r"gpu-(h100|h200|b200|b300|l40s)-.+", ""),
     )
 )
-"""A hint, used for a label only on request: the type shows what was ordered, not what is there."""
+"""The accelerator name for each pattern of instance types; if empty, the pattern's first group.
+
+A name is only a hint, and used for a label only on request: the type shows what was ordered, not
+what is there.
+"""
 
 
 def identify(node: model.Node, evidence: Evidence = NO_EVIDENCE) -> Identity:
@@ -248,7 +252,7 @@ def _is_conclusive(claim: Claim) -> bool:
 
 
 def _contradict(name: Name, other: Name) -> bool:
-    """Return whether two claims contradict each other; an unknown memory size rarely does so."""
+    """Return whether two claims contradict; `a100` of unknown memory agrees with `a100-80gb`."""
     if name.value is None or other.value is None or Reason.FALLBACK in {name.reason, other.reason}:
         # a cloud names the card, an agent knows that it is partitioned
         return False

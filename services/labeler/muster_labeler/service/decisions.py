@@ -203,7 +203,7 @@ class AllOrNothing:
         more = len(self._unnamed) - _SHOWN_MAX
         and_more = f" and {more} more" if more > 0 else ""
         names = f"{shown}{and_more}"
-        return f"held: all GPU nodes are labelled or none, and the policy cannot label {names}"
+        return f"on hold until all GPU nodes can be labelled; the policy does not label {names}"
 
     def covering_scheme(self) -> str | None:
         """Return the key of another scheme that names every GPU node, if any."""

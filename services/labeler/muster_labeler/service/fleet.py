@@ -50,8 +50,10 @@ class Fleet:
         """New nodes; their plugins may have reported before the API showed the nodes."""
         self._decided: dict[str, decisions.Decision] = {}
         self._pending: dict[str, tuple[decisions.Action, str, str]] = {}
-        """What each node waits for (WAIT: a retry, HOLD: that all nodes can be labelled, REFUSE: a
-        permission), the cause of its decision, and the reason."""
+        """The pending action of each node, the cause of its decision, and the reason.
+
+        WAIT waits for a retry, HOLD until all nodes can be labelled, REFUSE for a permission.
+        """
         self._all_or_nothing = decisions.AllOrNothing()
         self.inventory_version = 0
         """Increases whenever the result of `reported` may have changed."""
@@ -128,7 +130,7 @@ class Fleet:
             self.put(now)
 
     def replace(self, nodes: Iterable[model.Node]) -> list[str]:
-        """Store all nodes that exist; return the names of those that changed."""
+        """Replace all nodes with those that exist; return the names of the changed ones."""
         present = {node.name: node for node in nodes}
         gone = [name for name in self._nodes.keys() | self._events.keys() if name not in present]
         for name in gone:
@@ -316,7 +318,7 @@ def _is_older(node: model.Node, other: model.Node) -> bool:
 
 
 def _is_alike(node: model.Node, other: model.Node) -> bool:
-    """Return whether two versions of a node are equal in everything that decides its labels."""
+    """Return whether two versions of a node agree in everything that affects its labels."""
     return (
         node.uid == other.uid
         and node.labels == other.labels

@@ -14,11 +14,11 @@ from muster import pacing, vocabulary
 from muster_labeler.service import fleet, limits
 
 _BURST: Final = 256
-"""Larger than the number of messages that a plugin sends when it reconnects."""
+"""The burst of messages per node; more than a plugin sends when it reconnects."""
 _PER_S: Final = 16.0
 _AGAIN_S: Final = 10.0
 _NODE, _PLUGIN = 2, 3
-"""The positions of these tokens in an inventory's subject."""
+"""The positions of the node and the plugin among the tokens of an inventory's subject."""
 
 
 class InventoryBudget:
@@ -70,8 +70,8 @@ class InventoryBudget:
 class Backlog:
     """How long messages of a stream have been waiting for their reader.
 
-    When a message is read while `left` later messages are stored, these are counted down. Until the
-    last of them is read, the reader is late by at least the time since the count began.
+    When a message is read while `left` later messages are stored, that number is counted down.
+    Until the last of them is read, the reader is late by at least the time since the count began.
     """
 
     def __init__(self) -> None:

@@ -8,26 +8,29 @@ from muster_labeler.kubernetes import projection
 from muster_labeler.service import decisions
 
 NODES_MAX: Final = 20_000
-"""Applies while the cluster's nodes are unknown; afterwards, reports of other nodes are ignored."""
+"""The maximum number of nodes with reports while the cluster's nodes are unknown.
+
+Afterwards, reports of nodes that are not in the cluster are ignored.
+"""
 MESSAGES_MAX: Final = vocabulary.PLUGINS_MAX * vocabulary.PAGES_MAX
 """The maximum number of messages in the inventories of one node."""
 GPUS_MAX: Final = 1_024
-"""GPUs per plugin."""
+"""The maximum number of GPUs in one plugin's report."""
 DEVICES_MAX: Final = 10_000
-"""Devices per plugin."""
+"""The maximum number of devices in one plugin's report."""
 
 
 class Refusal(enum.StrEnum):
     """Why an inventory is ignored."""
 
     UNKNOWN_NODE = "unknown_node"
-    """The node is read again as soon as the API shows it."""
+    """The API does not show this node; the node is read again as soon as it does."""
     TOO_MANY_NODES = "too_many_nodes"
     TOO_MANY_PLUGINS = "too_many_plugins"
     TOO_OFTEN = "too_often"
-    """The node is read again a little later."""
+    """The node sent too many messages; it is read again a little later."""
     TOO_LARGE = "too_large"
-    """It reports more than a node can have; the plugin's previous inventory still counts."""
+    """The plugin reports more than a node can have; its previous inventory still counts."""
 
 
 def is_too_large(inventory: vocabulary.InventoryReported) -> bool:

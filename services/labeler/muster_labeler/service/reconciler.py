@@ -45,8 +45,8 @@ _WAITING = prometheus_client.Gauge(
 )
 _WRITES_MAX: Final = 10
 _WRITES_PERIOD_S: Final = 60.0
-_CHANGES_OFTEN: Final = "its plugins' reports keep changing"
-_CONTESTED: Final = f"written {_WRITES_MAX} times within a minute: another writer keeps changing it"
+_CHANGES_OFTEN: Final = "its plugins' reports change repeatedly"
+_CONTESTED: Final = f"written {_WRITES_MAX} times within a minute: another writer undoes this"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -315,7 +315,7 @@ class LabelWriter:
         return await self._write(status, decision)
 
     def forget(self) -> None:
-        """Forget writes that no longer count towards the limit."""
+        """Drop the counts of writes that no longer count towards the limit."""
         self._write_limit.forget(self._clock())
 
     def drop(self, name: str) -> None:

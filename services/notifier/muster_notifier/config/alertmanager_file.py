@@ -32,7 +32,7 @@ _MANIFESTS: Final = {
 
 
 class Unreadable(ValueError):
-    """The file is not an Alertmanager configuration; the message says why."""
+    """The file is not an Alertmanager configuration; the message gives the reason."""
 
 
 class Section:
@@ -45,7 +45,7 @@ class Section:
         self, value: object, path: str, file: str, left_out: list[str], losses: list[str]
     ) -> None:
         if not isinstance(value, Mapping):
-            raise Unreadable(f"{path or 'the file'}: a mapping is expected")
+            raise Unreadable(f"{path or 'the file'}: expected a mapping")
         self.path = path
         self._values = {str(key): item for key, item in value.items()}
         self._file = file
@@ -92,16 +92,16 @@ class Section:
         if value is None:
             return []
         if not isinstance(value, list):
-            raise Unreadable(f"{self._at(key)}: a list is expected")
+            raise Unreadable(f"{self._at(key)}: expected a list")
         return list(value)
 
     def labels(self, key: str, known: Collection[str]) -> tuple[list[str], list[str]]:
-        """Split a list of labels into those that muster knows and the others."""
+        """Split a list of labels into those that muster's alerts have and the others."""
         names = [str(name) for name in self.items(key)]
         return [name for name in names if name in known], [n for n in names if n not in known]
 
     def secret(self, key: str) -> Tree | None:
-        """Return the location of a secret: its own file, or a path in the imported file."""
+        """Return a secret's location, its own file or a path in this file; None if missing."""
         file, value = self.get(f"{key}_file"), self.get(key)
         if file:
             return {"file": self.resolved(str(file))}
@@ -126,13 +126,13 @@ class Section:
                 self.differ(key, _WHY.get(self._at(key), "not imported"))
 
     def differ(self, key: str, text: str) -> None:
-        """Report once that a part is left out or differs."""
+        """Report, once, that a part is left out or has a different effect here."""
         line = f"{self._at(key)}: {text}"
         if line not in self._left_out:
             self._left_out.append(line)
 
     def lose(self, key: str, text: str) -> None:
-        """Report once a missing part without which somebody is no longer notified."""
+        """Report, once, a missing part without which somebody is no longer notified."""
         line = f"{self._at(key)}: {text}"
         if line not in self._losses:
             self._losses.append(line)
@@ -142,7 +142,7 @@ class Section:
 
 
 def refuse_manifest(document: object) -> None:
-    """Refuse a Kubernetes manifest, whose embedded file has no paths. Raises Unreadable."""
+    """Raise Unreadable for a Kubernetes manifest: secrets in its embedded file have no paths."""
     if isinstance(document, Mapping) and "kind" in document and "apiVersion" in document:
         kind = str(document["kind"])
         raise Unreadable(

@@ -79,7 +79,7 @@ class Importer:
             "default_receivers": root.get("receivers", []),
             "group_by": root.get("group_by", []),
             "routes": root.get("routes", []),
-            # Alertmanager reports the end of a group's alerts with the next changes
+            # as in Alertmanager, resolved alerts wait for the group's next notification
             "resolve_wait_s": None,
             "receivers": receivers,
             "inhibit_rules": [rule for rule in rules if rule is not None],
@@ -264,7 +264,7 @@ def _lose_access(http: _Section) -> None:
 
 
 def _reach(section: _Section, key: str, url: object = None) -> Tree:
-    """Return the reach of a URL: unrestricted as in Alertmanager, except for known public hosts."""
+    """Return the `reach` setting for a URL: empty if its host is public, else loopback."""
     if _PUBLIC.fullmatch(str(url or section.get(key))):
         return {}
     section.differ(key, _REACH_WHY)
@@ -348,7 +348,7 @@ def _time_interval(named: _Section) -> Tree:
 
 
 def _range(value: object, *, is_year: bool) -> str:
-    """Return a time range as text; YAML 1.1 reads 1:12 as a number of minutes."""
+    """Return a time range as text; restore ranges such as 1:12, which YAML 1.1 reads as 72."""
     if isinstance(value, int) and value >= _MINUTES and not is_year:
         return f"{value // _MINUTES}:{value % _MINUTES}"
     return str(value)

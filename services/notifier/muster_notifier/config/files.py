@@ -20,7 +20,7 @@ from muster_notifier.config import (
 PREFIX: Final = "MUSTER_NOTIFIER"
 _SECRET_BYTES_MAX: Final = 1024 * 1024
 _MASKED_MIN: Final = 6
-"""Shorter values are not masked, because they occur in many texts by chance."""
+"""The minimum length of a masked secret; shorter values occur in many texts by chance."""
 
 
 def alertmanager(text: bytes, source: str) -> dict[str, Any]:

@@ -159,7 +159,9 @@ class Email(msgspec.Struct, frozen=True, kw_only=True):
                         f"{name}: {address!r} is not an address such as ops@example.com"
                     )
         if self.username and self.tls is Tls.NONE:
-            raise ValueError("tls: none: a password would be sent unencrypted")
+            raise ValueError(
+                "tls: must not be none with a password, which would be sent unencrypted"
+            )
 
 
 class Teams(Address, frozen=True, kw_only=True):
@@ -167,7 +169,7 @@ class Teams(Address, frozen=True, kw_only=True):
 
 
 class Alertmanager(Address, frozen=True, kw_only=True):
-    """An Alertmanager, by its base address; it does its own grouping and routing."""
+    """An Alertmanager, by its base address; it groups and routes alerts itself."""
 
     bearer_from: Secret | None = None
 

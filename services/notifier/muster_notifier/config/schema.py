@@ -1,6 +1,7 @@
 """Pure: the notifier's settings, with the routes, inhibition rules and mute times in them."""
 
 import dataclasses
+import re
 from collections import Counter
 from collections.abc import Iterator
 from typing import Annotated, Final, TypeVar
@@ -22,6 +23,12 @@ Interval = Annotated[float, msgspec.Meta(ge=0.05, le=_DAY_S)]
 RepeatInterval = Annotated[float, msgspec.Meta(ge=0.05, le=30 * _DAY_S)]
 ReceiverName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][-A-Za-z0-9_]{0,62}$")]
 _OWNER: Final = "owner"
+_PORT_MAX: Final = 65_535
+_CONSOLE_URL: Final = re.compile(
+    # scheme, name or address, port, path; nothing that would end a link in a text
+    r"https?://(?:[A-Za-z0-9][-A-Za-z0-9.]*|\[[0-9A-Fa-f:.]+\])(?::([0-9]{1,5}))?"
+    r"(?:/[-A-Za-z0-9._~%!$&()*+,;=:/]*)?"
+)
 Value = TypeVar("Value")
 
 
@@ -67,7 +74,7 @@ class InhibitRule(msgspec.Struct, frozen=True, kw_only=True):
 class TimeRange(msgspec.Struct, frozen=True, kw_only=True):
     """From one time of day to another, such as `09:00` to `17:00`.
 
-    YAML 1.1 reads 18:00 without quotes as a number of minutes; that is accepted, too.
+    YAML 1.1 reads 18:00 without quotes as a number of minutes; that number is accepted as well.
     """
 
     start_time: str | int
@@ -147,7 +154,9 @@ class Acting(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """All settings. The keys from `group_by` to `routes` form the root of the route tree.
+    """The settings of the notifier.
+
+    The keys from `group_by` to `routes` form the root of the route tree.
 
     By default alerts are grouped by node and kind: one message for each problem that needs one
     repair (such as eight GPUs of a node), while another kind of alert on the same node is sent
@@ -164,7 +173,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     group_interval_s: Interval = 300.0
     repeat_interval_s: RepeatInterval = 14_400.0
     resolve_wait_s: Wait | None = 10.0
-    """How soon the resolution of a group's last alert is sent; null: with the next changes."""
+    """How long to wait after all alerts of a group are resolved; null: until the next changes."""
     default_receivers: tuple[ReceiverName, ...] | None = None
     """Receivers for alerts that match no route; by default all except the owners'."""
     mute_times: tuple[str, ...] = ()
@@ -182,10 +191,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     watchdog: Watchdog = Watchdog()
     templates: receiver_settings.Templates = receiver_settings.Templates()
     runbook_url: Annotated[str, msgspec.Meta(min_length=1, max_length=512)] = muster.RUNBOOKS_URL
-    """The prefix of runbook links in the notifier's own alerts, before `<kind>.md`."""
+    """The prefix of runbook links in the notifier's own alerts, before `<kind>.html`."""
+    console_url: Annotated[str, msgspec.Meta(max_length=256)] = ""
+    """The address of muster's console for people; notifications then have links to it."""
 
     def __post_init__(self) -> None:
-        """Refuse duplicate or unknown names, and a notifier without receivers."""
+        """Refuse duplicate or unknown names, a notifier without receivers, and unusable links."""
+        _refuse_unusable_console(self.console_url)
         if not 1 <= len(self.receivers) <= RECEIVERS_MAX:
             count = len(self.receivers)
             raise ValueError(f"receivers: expected 1 to {RECEIVERS_MAX}, not {count}")
@@ -202,6 +214,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             _refuse_unknown("receiver", route.receivers or (), names)
             route_times = (*(route.mute_times or ()), *(route.active_times or ()))
             _refuse_unknown("time interval", route_times, times)
+
+
+def _refuse_unusable_console(url: str) -> None:
+    """Raise ValueError for an address to which no page can be appended, or that has a password."""
+    parts = _CONSOLE_URL.fullmatch(url)
+    if url and (parts is None or not 1 <= int(parts[1] or 1) <= _PORT_MAX):
+        raise ValueError(
+            f"console_url: {url!r} is not an address such as https://muster.example.com/ "
+            "(http or https, no user, no query, no fragment)"
+        )
 
 
 def _clock(value: str | int) -> str:
@@ -272,7 +294,7 @@ def owners_route(settings: Settings) -> routes.Route | None:
 def ungrouped_receivers(settings: Settings) -> frozenset[str]:
     """Return the receivers that get every alert separately.
 
-    An Alertmanager does its own grouping, and an Event is about one object. In a group of thousands
+    An Alertmanager groups alerts itself, and an Event is about one object. In a group of thousands
     of alerts, they would get only the first ones.
     """
     return frozenset(
@@ -290,7 +312,7 @@ def acknowledging_receivers(settings: Settings) -> frozenset[str]:
 
 
 def initial_muting(settings: Settings) -> muting.Muting:
-    """Return the mutes that the settings define; silences are not among these."""
+    """Return the mutes that the settings define: inhibition rules and time intervals."""
     rules = [
         muting.Rule(
             name=rule.name or f"inhibit_rules[{index}]",

@@ -71,12 +71,12 @@ def slack(name: str, secret: str, *, channel: str, reach: receiver_settings.Reac
 
 
 def is_slack_webhook(secret: str) -> bool:
-    """Return whether Slack's secret is the URL of an incoming webhook, which knows its channel."""
+    """Return whether Slack's secret is the URL of an incoming webhook, with a fixed channel."""
     return secret.startswith(_URLS)
 
 
 def pagerduty(name: str, secret: str, *, url: str, reach: receiver_settings.Reach) -> Plan:
-    """Plan a PagerDuty service; the secret is its routing key, `url` its region's URL, if any."""
+    """Plan a PagerDuty service; the secret is its routing key, `url` its API if not the default."""
     own = {"url": url} if url else {}
     settings = {"routing_key_from": _from(name), **own, **_reach(reach)}
     return Plan(name=name, settings={"pagerduty": settings}, secret=secret)

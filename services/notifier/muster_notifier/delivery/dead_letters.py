@@ -1,13 +1,13 @@
 """Pure: dead letters: notifications that could not be delivered, each with its own subject.
 
 When a notification fails again, it replaces its previous dead letter (`Nats-Rollup`): a receiver
-that is unavailable for days leaves one dead letter for each notification. A replayed dead letter is
-sent with the current state, because its alerts may be resolved by then.
+that is unavailable for days leaves one dead letter for each notification. A later notification that
+the receiver accepts removes the dead letters about the same alerts. If the alerts of a replayed
+dead letter still fire, its group is flushed instead; otherwise it is sent as resolved.
 """
 
 import hashlib
-from collections.abc import Collection, Mapping
-from collections.abc import Set as AbstractSet
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Final
 
@@ -17,7 +17,8 @@ from muster import vocabulary
 from muster_notifier.receivers import headline, results
 from muster_notifier.routing import notifications
 
-SUBJECTS: Final = "muster.dlq.notification.>"
+_PREFIX: Final = "muster.dlq.notification."
+SUBJECTS: Final = f"{_PREFIX}>"
 REPLAY: Final = "Muster-Replay"
 """The header of a dead letter that was put back into the outbox by hand."""
 NO_SUCH_RECEIVER: Final = results.Result(
@@ -25,26 +26,24 @@ NO_SUCH_RECEIVER: Final = results.Result(
 )
 _ABOUT_DEAD: Final = "about-dead"
 _SHOWN_MAX: Final = 500
+_ID_MAX: Final = 50
 Message = tuple[str, bytes, str, Mapping[str, str]]
-"""Subject, body, deduplication key, headers."""
+"""A message for a stream: its subject, body, deduplication key and headers."""
 
 
 def as_of_now(
-    notification: notifications.Notification,
-    *,
-    fires: AbstractSet[str],
-    notified: Collection[str],
+    notification: notifications.Notification, *, last: notifications.LedgerEntry | None
 ) -> notifications.Notification | None:
-    """Return the message to send instead of a dead letter; None if the receiver is up to date.
+    """Return the message to send instead of a dead letter whose alerts no longer fire.
 
-    `fires` lists its alerts that fire now, `notified` its alerts that were firing in the receiver's
-    last notification.
+    Return None if the receiver's last notification about the group covers these alerts, or lists
+    firing alerts: the group then reports itself that they are resolved. The message has a new id: a
+    receiver that has already got the dead letter would otherwise drop it as a repeat.
     """
+    if last is not None and (last.firing or is_covered(notification, last)):
+        return None
     if not notification.firing_ids:
-        return None if notified else notification
-    still = fires & set(notification.firing_ids)
-    if still:
-        return None if still <= set(notified) else notification
+        return notification
     resolved = tuple(
         msgspec.structs.replace(
             alert, state=vocabulary.AlertState.RESOLVED, ends_at=notification.at
@@ -56,6 +55,7 @@ def as_of_now(
     began += (notification.at,) * (len(notification.firing_ids) - len(began))
     return msgspec.structs.replace(
         notification,
+        id=f"{notification.id[:_ID_MAX]}-resolved",
         reason=vocabulary.NotificationReason.ALL_RESOLVED,
         firing=(),
         resolved=(*resolved, *notification.resolved),
@@ -63,6 +63,22 @@ def as_of_now(
         resolved_ids=(*notification.firing_ids, *notification.resolved_ids),
         episodes=(*began, *notification.episodes),
     )
+
+
+def is_covered(notification: notifications.Notification, last: notifications.LedgerEntry) -> bool:
+    """Return whether a later delivered notification about its group lists all of its alerts."""
+    alerts = {*notification.firing_ids, *notification.resolved_ids}
+    return (
+        notification.group == last.group
+        and notification.at <= last.at
+        and alerts <= {*last.firing, *last.resolved}
+    )
+
+
+def groups_of(last: notifications.LedgerEntry) -> list[str]:
+    """Return the subject prefixes of the dead letters of the entry's group."""
+    names = notifications.token(last.group), _ABOUT_DEAD
+    return [f"{_PREFIX}{last.receiver}.{name}" for name in names]
 
 
 def dead_letter(
@@ -96,8 +112,13 @@ def unreadable(receiver: str, body: bytes, error: str) -> Message:
     return f"muster.dlq.notification.{receiver}.unreadable.{name}", body, name, headers
 
 
+def is_dead(subject: str) -> bool:
+    """Return whether messages on this subject are dead letters."""
+    return subject.startswith(_PREFIX)
+
+
 def is_about_dead(where: str) -> bool:
-    """Return whether a dead letter only reports that there are dead letters."""
+    """Return whether a dead letter only reports that there are dead letters, by its subject."""
     return where.split(".")[4:5] == [_ABOUT_DEAD]
 
 

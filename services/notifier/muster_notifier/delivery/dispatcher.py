@@ -1,12 +1,13 @@
 """Adapter: runs all receivers: each has its own queue, all share the outbox and the ledger."""
 
 import asyncio
-import functools
+import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping
 from datetime import UTC, datetime
+from typing import Final
 
 from muster import vocabulary
-from muster.nats import bus, storage, streams
+from muster.nats import bus, jetstream, storage, streams
 from muster.service import entry, logs, metrics
 from muster_notifier.config import receiver_settings, schema
 from muster_notifier.delivery import dead_letters, queue, without_nats, worker
@@ -20,6 +21,10 @@ UNREADABLE = metrics.counter(
     "what",
     ("ledger", "silence"),
 )
+_CLEAR_S: Final = 30.0
+_BURIED_MAX: Final = 100
+_READ_AT_ONCE: Final = 32
+_SETTLED_MAX: Final = 100
 
 
 class Dispatcher:
@@ -45,6 +50,8 @@ class Dispatcher:
         self._may_act = may_act
         self._firing = firing
         self._left_out = frozenset(left_out)
+        # the subjects of dead letters by receiver and group
+        self._dead: dict[str, dict[str, None]] = {}
         delivery_metrics.forget()
         self.receivers: list[without_nats.Receiver] = []
         """The receivers, for sending without outbox and queue."""
@@ -72,9 +79,14 @@ class Dispatcher:
         async with asyncio.TaskGroup() as tasks:
             for each in self._workers.values():
                 tasks.create_task(each.work())
+            tasks.create_task(self._keep_clear())
 
     async def restore(self) -> list[notifications.LedgerEntry]:
         """Return the ledger; log unreadable entries, each of which may cause a repeated message."""
+        for subject in await storage.waiting_subjects(
+            self._bus.link, streams.DEAD_LETTERS, dead_letters.SUBJECTS
+        ):
+            self._note_dead(subject)
         entries = []
         for key, value in (await storage.read_all(self._bus.link, streams.LEDGER)).items():
             try:
@@ -90,28 +102,63 @@ class Dispatcher:
 
     async def pending(self) -> list[notifications.Notification]:
         """Return the notifications in the outbox; those without a receiver become dead letters."""
+        await self._remove_unknown()
         pending = []
-        messages = await storage.waiting_messages(self._bus.link, streams.OUTBOX, "muster.outbox.>")
-        for subject, body, headers, _ in messages:
-            if subject.split(".")[2] in self._left_out:
-                continue
+        async for subject, body, headers in self._waiting(lambda name: name in self._workers):
             try:
                 notification = notifications.decode(body)
-            except notifications.Malformed as error:
-                name = subject.split(".")[2]
-                if name not in self._workers:
-                    await self._put(*dead_letters.unreadable(name, body, str(error)))
-                    await storage.remove_waiting(self._bus.link, streams.OUTBOX, subject)
-                continue  # if the receiver still exists, its worker logs it
+            except notifications.Malformed:
+                continue  # its receiver's worker logs it
             if notification.receiver not in self._workers:
-                dead = dead_letters.dead_letter(
-                    notification, dead_letters.NO_SUCH_RECEIVER, attempts=0, at=datetime.now(UTC)
-                )
-                await self._put(*dead)
-                await storage.remove_waiting(self._bus.link, streams.OUTBOX, subject)
+                await self._bury(subject, body)
             elif dead_letters.REPLAY not in headers and not notification.is_test:
                 pending.append(notification)
         return pending
+
+    async def _keep_clear(self) -> None:
+        """Remove messages without a receiver forever, so that they do not fill the outbox."""
+        while True:
+            await asyncio.sleep(_CLEAR_S)
+            await self._may_act()
+            await self._remove_unknown()
+
+    async def _remove_unknown(self) -> None:
+        """Make dead letters of messages without a receiver; delete those above a maximum number."""
+        known, count = {*self._workers, *self._left_out}, 0
+        async for subject, body, _ in self._waiting(lambda name: name not in known):
+            count += 1
+            if count <= _BURIED_MAX:
+                await self._bury(subject, body)
+            else:
+                await storage.remove_waiting(self._bus.link, streams.OUTBOX, subject)
+        if count > _BURIED_MAX:
+            logs.logger().error("outbox_messages_removed", count=count - _BURIED_MAX)
+
+    async def _bury(self, subject: str, body: bytes) -> None:
+        """Turn a message without a receiver into a dead letter."""
+        try:
+            dead = dead_letters.dead_letter(
+                notifications.decode(body),
+                dead_letters.NO_SUCH_RECEIVER,
+                attempts=0,
+                at=datetime.now(UTC),
+            )
+        except notifications.Malformed as error:
+            dead = dead_letters.unreadable(subject.split(".")[2], body, str(error))
+        await self._put(*dead)
+        await storage.remove_waiting(self._bus.link, streams.OUTBOX, subject)
+
+    async def _waiting(
+        self, is_wanted: Callable[[str], bool]
+    ) -> AsyncIterator[tuple[str, bytes, Mapping[str, str]]]:
+        """Yield the messages of the selected receivers, reading a few at a time to save memory."""
+        every = await storage.waiting_subjects(self._bus.link, streams.OUTBOX, "muster.outbox.>")
+        wanted = [subject for subject in every if is_wanted(subject.split(".")[2])]
+        for start in range(0, len(wanted), _READ_AT_ONCE):
+            part = wanted[start : start + _READ_AT_ONCE]
+            messages = await storage.newest_messages(self._bus.link, streams.OUTBOX, part)
+            for subject, body, headers, _ in messages:
+                yield subject, body, headers
 
     def _worker(self, settings: receiver_settings.Receiver) -> worker.ReceiverWorker:
         try:
@@ -139,7 +186,8 @@ class Dispatcher:
                 firing=self._firing,
                 put=self._put,
                 take=self._take,
-                store=functools.partial(storage.put, self._bus.link),
+                store=self._store,
+                settle=self._settle,
                 publish=self._publish,
                 instance=self._bus.instance,
             ),
@@ -148,9 +196,44 @@ class Dispatcher:
 
     async def _put(self, subject: str, body: bytes, key: str, headers: Mapping[str, str]) -> None:
         await storage.enqueue(self._bus.link, subject, body, key=key, headers=headers)
+        if dead_letters.is_dead(subject):
+            self._note_dead(subject)
+
+    def _note_dead(self, subject: str) -> None:
+        """Store the subject of a dead letter by its group."""
+        group, _, _ = subject.rpartition(".")
+        self._dead.setdefault(group, {})[subject] = None
+
+    async def _settle(self, entry: notifications.LedgerEntry) -> None:
+        """Remove the dead letters that a delivered notification covers."""
+        for group in dead_letters.groups_of(entry):
+            if not (dead := self._dead.get(group)):
+                continue
+            names = list(dead)[-_SETTLED_MAX:]
+            for name in names:
+                del dead[name]
+            for subject, body, _, number in await storage.newest_messages(
+                self._bus.link, streams.DEAD_LETTERS, names
+            ):
+                if not _is_covered(body, entry) or not await storage.remove_waiting(
+                    self._bus.link, streams.DEAD_LETTERS, subject, up_to=number
+                ):
+                    self._note_dead(subject)
+
+    async def _store(self, bucket: streams.Bucket, key: str, value: bytes) -> None:
+        # `put` logs a refusal; another attempt would be refused, too
+        with contextlib.suppress(jetstream.Refused):
+            await storage.put(self._bus.link, bucket, key, value)
 
     def _take(self, durable: str, subject: str) -> AsyncIterator[storage.Job]:
         return storage.jobs(self._bus.link, streams.OUTBOX, durable=durable, subject=subject)
 
     async def _publish(self, event: vocabulary.Event, event_id: str) -> None:
         await self._bus.publish(event, event_id=event_id)
+
+
+def _is_covered(body: bytes, entry: notifications.LedgerEntry) -> bool:
+    try:
+        return dead_letters.is_covered(notifications.decode(body), entry)
+    except notifications.Malformed:
+        return False

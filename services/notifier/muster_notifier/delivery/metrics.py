@@ -15,7 +15,7 @@ _QUEUED: Final = prometheus_client.Gauge(
 )
 NOTIFICATIONS: Final = prometheus_client.Counter(
     "muster_notifier_notifications_total",
-    "Notifications, by result: delivered, or failed for good.",
+    "Notifications, by result: delivered, or failed permanently.",
     ["receiver", "reason", "outcome"],
 )
 ATTEMPTS: Final = prometheus_client.Counter(

@@ -32,7 +32,7 @@ from muster_notifier.routing import notifications
 PARALLEL_MAX: Final = 4
 FAILURES_MAX: Final = 5
 TEST_EVERY_S: Final = 5
-"""A receiver gets at most one test message in this time, besides the message that resolves it."""
+"""The minimum seconds between test messages; the message that resolves a test is not counted."""
 UNKNOWN_S: Final = (30.0, 120.0, 600.0, 3600.0)
 """Delays before a message that may have arrived is resent to a receiver that shows duplicates."""
 
@@ -124,7 +124,7 @@ class _Slot:
 
 
 class DeliveryQueue:
-    """The delivery queue of one receiver; see the module."""
+    """The state machine of one receiver's delivery queue; see the module's docstring."""
 
     def __init__(
         self,
@@ -135,7 +135,7 @@ class DeliveryQueue:
         parallel_max: int = PARALLEL_MAX,
         shows_repeats: bool = False,
     ) -> None:
-        """Send at most `parallel_max` deliveries at the same time."""
+        """Create a queue that sends at most `parallel_max` deliveries at the same time."""
         self._shows_repeats = shows_repeats
         self._parallel_max = parallel_max
         self._is_slow = rate_per_s <= _SLOW_PER_S
@@ -177,6 +177,10 @@ class DeliveryQueue:
     def paused_s(self, now: float) -> float:
         """Return how long the queue is paused, after failures or at the receiver's request."""
         return max(0.0, self._paused_until - now)
+
+    def has_group(self, group: str) -> bool:
+        """Return whether a notification about this group, other than a replay, is queued."""
+        return group in self._slots
 
     def is_failing(self) -> bool:
         """Return whether the receiver has failed several times in a row."""
@@ -223,7 +227,7 @@ class DeliveryQueue:
             self._failures += 1
             return [*self._retry(slot, event, now), *self._send_due(now)]
         self._failures = 0
-        ended = Done if result.kind is results.Kind.TAKEN else GivenUp
+        ended = Done if result.kind is results.Kind.ACCEPTED else GivenUp
         out = ended(delivery, slot.attempts, result)
         self._end(slot, now)
         return [out, *self._send_due(now)]

@@ -1,9 +1,8 @@
 """Adapter: notifies receivers directly when NATS becomes unusable, and when it is usable again.
 
 Alerts, outbox and ledger are in NATS: while it is unavailable, alerts neither arrive nor are sent
-in the usual way. So the notifier that was the leader until then sends one alert itself, to the
-receivers that the routes select. Any other notifier sends nothing: neither a standby, nor a
-notifier that restarts during the outage.
+in the usual way. The last leading notifier therefore sends one alert itself, to the receivers that
+the routes select. A standby, or a notifier that restarts during the outage, sends nothing.
 
 | NATS                                | state that receivers must know         |
 |-------------------------------------|----------------------------------------|
@@ -47,7 +46,7 @@ class Receiver:
 
 
 class OutageAlarm:
-    """Sends the alert while `run` runs.
+    """Sends an alert while NATS is unusable, and its end later, as long as `run` runs.
 
     `problem` returns why NATS cannot be used; an empty text if NATS works, or if another notifier
     has to send the alert. `choose` returns the names of an alert's receivers.
@@ -66,7 +65,7 @@ class OutageAlarm:
         self._problem = problem
         self._choose = choose
         self._patience_s = patience_s
-        self._runbook = f"{runbook_url}{_KIND}.md"
+        self._runbook = f"{runbook_url}{_KIND}.html"
         self._alert: vocabulary.AlertChanged | None = None
         """The last alert, firing or resolved."""
         self._chosen: Collection[str] = ()
@@ -75,7 +74,7 @@ class OutageAlarm:
         self._changed = asyncio.Condition()
 
     async def run(self) -> None:
-        """Watch and notify, forever."""
+        """Watch NATS and notify the receivers of an outage, forever."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._watch())
             for receiver in self._receivers:

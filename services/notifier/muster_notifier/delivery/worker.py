@@ -133,7 +133,8 @@ class Dependencies:
     """The functions that a worker uses; `may_act` returns once this process is the leader.
 
     `firing` returns which of the given alerts fire now. `put` writes to a stream, `take` reads the
-    outbox, `store` writes to a bucket, `publish` publishes an event.
+    outbox, `store` writes to a bucket, `publish` publishes an event. `settle` removes the dead
+    letters that a delivered notification covers.
     """
 
     may_act: Callable[[], Awaitable[None]]
@@ -141,6 +142,7 @@ class Dependencies:
     put: Callable[[str, bytes, str, Mapping[str, str]], Awaitable[None]]
     take: Callable[[str, str], AsyncIterator[storage.Job]]
     store: Callable[[streams.Bucket, str, bytes], Awaitable[object]]
+    settle: Callable[[notifications.LedgerEntry], Awaitable[None]]
     publish: Callable[[vocabulary.Event, str], Awaitable[object]]
     instance: str
 
@@ -157,7 +159,7 @@ class ReceiverWorker:
         dependencies: Dependencies,
         report: Callable[[grouping.Outcome], Awaitable[None]],
     ) -> None:
-        """`report` is called with each notification's result."""
+        """Create a worker, which calls `report` with each notification's result."""
         self.name = name
         self.queue = queue
         self._send = send
@@ -168,8 +170,6 @@ class ReceiverWorker:
         self._jobs: dict[int, storage.Job] = {}
         self._tasks: asyncio.TaskGroup | None = None
         self._written = 0
-        # replays that the ledger records, because the receiver was not notified of their alerts
-        self._counted: set[int] = set()
         self._log = _DeliveryLog(name, dependencies.publish)
         # the newest notification of each group; the grouping limits how many there are
         self._outgoing: dict[str, notifications.Notification] = {}
@@ -201,17 +201,17 @@ class ReceiverWorker:
                 self._tasks.create_task(self._deliver_uninterrupted(output))
             case queue.Done(delivery):
                 self._log.log_availability(None)
-                if not self._is_untracked(delivery):
+                if not _is_untracked(delivery):
                     await self._report(grouping.Delivered(delivery.notification))
             case queue.Postponed(delivery, result):
                 self._log.log_availability(result)
-                if not self._is_untracked(delivery):
+                if not _is_untracked(delivery):
                     await self._report(grouping.Postponed(delivery.notification))
             case queue.Superseded(delivery):
                 await self._finish(delivery)
             case queue.GivenUp(delivery, attempts, result):
                 await self._give_up(delivery, result, attempts=attempts)
-                if not self._is_untracked(delivery):
+                if not _is_untracked(delivery):
                     await self._report(grouping.Failed(delivery.notification))
 
     async def _write_outbox(self) -> None:
@@ -253,11 +253,7 @@ class ReceiverWorker:
                 is_replay=dead_letters.REPLAY in job.headers,
             )
             entry = self._entries.get(notification.group)
-            if (
-                not self._is_untracked(delivery)
-                and entry is not None
-                and entry.id == notification.id
-            ):
+            if not _is_untracked(delivery) and entry is not None and entry.id == notification.id:
                 # an earlier process sent it, but ended before removing it from the outbox
                 await job.done()
                 await self._report(grouping.Delivered(notification))
@@ -284,41 +280,38 @@ class ReceiverWorker:
 
     async def _deliver(self, sending: queue.Send) -> None:
         delivery = sending.delivery
-        notification = self._current(delivery)
+        notification = await self._current(delivery)
         entry = self._entries.get(delivery.notification.group)
-        is_open = entry is not None and entry.firing and not self._is_untracked(delivery)
-        if notification is None or (
-            notification.is_ledger_only and not self._is_untracked(delivery)
-        ):
-            result = results.Result(results.Outcome.TAKEN, "nothing to send")
+        is_open = entry is not None and entry.firing and not _is_untracked(delivery)
+        if notification is None or (notification.is_ledger_only and not _is_untracked(delivery)):
+            result = results.Result(results.Outcome.ACCEPTED, "nothing to send")
         else:
             await self._dependencies.may_act()
             data = entry.data if entry is not None and is_open else {}
             result = await self._attempt(notification, data)
             metrics.ATTEMPTS.labels(self.name, result.kind, result.outcome).inc()
-        if result.kind is results.Kind.TAKEN:
+        if result.kind is results.Kind.ACCEPTED:
             await self._record(delivery, notification, result, attempts=sending.attempt)
         chance = random.random()  # noqa: S311  # jitter, not a secret
         await self._inbox.put(
             runtime.Delivery(queue.Attempted(delivery=delivery, result=result, chance=chance))
         )
 
-    def _current(self, delivery: queue.Delivery) -> notifications.Notification | None:
-        """Return the notification to send now: for a replayed dead letter, the current state.
+    async def _current(self, delivery: queue.Delivery) -> notifications.Notification | None:
+        """Return the notification to send now; None if there is nothing to send.
 
-        If its alerts still fire and the receiver does not know that, it is recorded in the ledger
-        like any other notification, so that the receiver is also notified when they are resolved.
+        If the alerts of a replayed dead letter still fire, its group is flushed instead.
         """
         notification = delivery.notification
         if not delivery.is_replay or notification.is_test:
             return notification
-        entry = self._entries.get(notification.group)
         fires = self._dependencies.firing(notification.firing_ids)
-        current = dead_letters.as_of_now(
-            notification, fires=fires, notified=entry.firing if entry else ()
-        )
-        if current is not None and current.firing_ids:
-            self._counted.add(delivery.number)
+        if fires or self.queue.has_group(notification.group):
+            await self._report(grouping.Requested(notification))
+            logs.logger().info("replay_left_to_group", **_log_fields(notification))
+            return None
+        last = self._entries.get(notification.group)
+        current = dead_letters.as_of_now(notification, last=last)
         if current is None:
             logs.logger().info("replay_outdated", **_log_fields(notification))
         return current
@@ -331,10 +324,10 @@ class ReceiverWorker:
             return await self._send(notification, data)
         except Exception as error:  # noqa: BLE001  # a bug would end the restarted process, too
             logs.logger().error(
-                "notification_failed_by_bug", **_log_fields(notification), exc_info=error
+                "notification_internal_error", **_log_fields(notification), exc_info=error
             )
             detail = f"a bug in the notifier: {type(error).__name__}"
-            return results.Result(results.Outcome.BROKEN, detail)
+            return results.Result(results.Outcome.INTERNAL_ERROR, detail)
 
     async def _record(
         self,
@@ -348,14 +341,15 @@ class ReceiverWorker:
         notification = delivery.notification
         # a process that was suspended meanwhile must not overwrite its successor's entry
         await self._dependencies.may_act()
-        if not self._is_untracked(delivery):
+        if not _is_untracked(delivery):
             entry = notifications.entry_of(notification, attempts=attempts, data=result.data)
             self._entries[notification.group] = entry
             key = notifications.ledger_key(self.name, notification.group)
             await self._dependencies.store(streams.LEDGER, key, notifications.encode_entry(entry))
+            await self._dependencies.settle(entry)
         await self._finish(delivery)
         if sent is not None and not sent.is_ledger_only:
-            number = delivery.number if self._is_untracked(delivery) else 0
+            number = delivery.number if _is_untracked(delivery) else 0
             await self._log.delivered(sent, result, attempts=attempts, number=number)
 
     async def _give_up(
@@ -370,12 +364,11 @@ class ReceiverWorker:
         await self._finish(delivery)
 
     async def _finish(self, delivery: queue.Delivery) -> None:
-        self._counted.discard(delivery.number)
         job = self._jobs.pop(delivery.number, None)
         if job is not None:
             await job.done()
 
-    def _is_untracked(self, delivery: queue.Delivery) -> bool:
-        """Return whether this is a replay or a test; ledger and groups do not record these."""
-        is_again = delivery.is_replay and delivery.number not in self._counted
-        return is_again or delivery.notification.is_test
+
+def _is_untracked(delivery: queue.Delivery) -> bool:
+    """Return whether this is a replay or a test; ledger and groups do not record these."""
+    return delivery.is_replay or delivery.notification.is_test

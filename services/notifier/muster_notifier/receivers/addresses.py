@@ -1,9 +1,9 @@
 """Pure: decides which addresses a request may go to.
 
-Addresses where clouds serve metadata and secrets are never allowed, nor are those that are not the
-address of one machine. Every other address that IANA does not list as globally reachable needs the
-setting `reach`. An address that contains an IPv4 address, for a translator or a tunnel, is allowed
-only if that IPv4 address is.
+Addresses where clouds serve metadata and secrets are never allowed, nor are addresses that do not
+identify one machine, such as multicast. Every other address that IANA does not list as globally
+reachable needs the setting `reach`. An address that contains an IPv4 address, for a translator or a
+tunnel, is allowed only if that IPv4 address is.
 """
 
 import ipaddress
@@ -71,9 +71,10 @@ SPECIAL: Final = tuple(
         ("fe80::/10", False),  # link-local unicast
     )
 )
-"""IANA's special-purpose registries for IPv4 and IPv6 as of July 2026: globally reachable or not.
+"""IANA's special-purpose address blocks, each with whether it is globally reachable.
 
-www.iana.org/assignments/iana-ipv4-special-registry and iana-ipv6-special-registry, all entries.
+All entries of www.iana.org/assignments/iana-ipv4-special-registry and iana-ipv6-special-registry,
+as of July 2026.
 """
 
 METADATA: Final = tuple(
@@ -99,7 +100,7 @@ METADATA: Final = tuple(
         ),
     )
 )
-"""Where clouds serve metadata and secrets; from their documents, their clients and cloud-init."""
+"""The addresses of clouds' metadata and secrets, from clouds' documents and cloud-init."""
 
 _NOT_A_MACHINE: Final = tuple(
     map(
@@ -153,7 +154,7 @@ def _problems(address: _Address) -> Iterator[str]:
             address = _part(address, 0)
         else:
             inner = _translated(address)
-            # any prefix may be that of a translator (RFC 6052) or a tunnel (ISATAP, RFC 5214)
+            # a translator (RFC 6052) or a tunnel (ISATAP, RFC 5214) may use any prefix
             if _part(address, 0) in _SERVICES or any(map(_has_secrets, inner)):
                 yield _SECRETS
             yield from map(_problem, inner[:1])
@@ -161,7 +162,7 @@ def _problems(address: _Address) -> Iterator[str]:
 
 
 def _problem(address: _Address) -> str:
-    """Return why an address is refused, whatever is embedded in it; empty if it is allowed."""
+    """Return why an address itself is refused, without embedded ones; empty if it is allowed."""
     if _has_secrets(address):
         return _SECRETS
     if any(address in network for network in _NOT_A_MACHINE):
@@ -183,7 +184,7 @@ def _has_secrets(address: _Address) -> bool:
 def _translated(address: ipaddress.IPv6Address) -> tuple[ipaddress.IPv4Address, ...]:
     """Return the IPv4 addresses that a translator or tunnel would extract, most common first."""
     if address in _TEREDO:
-        # the client's address is inverted, and the server's is in the prefix (RFC 4380 section 4)
+        # Teredo: the client's address is inverted, the server's is in the prefix (RFC 4380, 4)
         return _part(ipaddress.IPv6Address(int(address) ^ _32_BITS), 0), _part(address, 64)
     if address in _6TO4:
         return (_part(address, 80),)

@@ -16,14 +16,14 @@ from muster_notifier.receivers import headline, results
 
 _NO_RESPONSE: Final = "not a response from its API"
 _ERRORS: Final = {
-    _NO_RESPONSE: results.Outcome.NONSENSE,
+    _NO_RESPONSE: results.Outcome.INVALID_RESPONSE,
     "ratelimited": results.Outcome.RATE_LIMITED,
     "rate_limited": results.Outcome.RATE_LIMITED,
-    "internal_error": results.Outcome.UNWELL,
-    "fatal_error": results.Outcome.UNWELL,
-    "rollup_error": results.Outcome.UNWELL,
-    "service_unavailable": results.Outcome.UNWELL,
-    "request_timeout": results.Outcome.UNWELL,
+    "internal_error": results.Outcome.SERVER_ERROR,
+    "fatal_error": results.Outcome.SERVER_ERROR,
+    "rollup_error": results.Outcome.SERVER_ERROR,
+    "service_unavailable": results.Outcome.SERVER_ERROR,
+    "request_timeout": results.Outcome.SERVER_ERROR,
     "invalid_auth": results.Outcome.UNAUTHORIZED,
     "invalid_token": results.Outcome.UNAUTHORIZED,
     "not_authed": results.Outcome.UNAUTHORIZED,
@@ -33,7 +33,7 @@ _ERRORS: Final = {
     "channel_is_archived": results.Outcome.GONE,
     "msg_too_long": results.Outcome.TOO_LARGE,
 }
-"""What Slack's errors mean; errors that are not listed are refusals too."""
+"""The outcome for each of Slack's error codes; codes that are not listed are refusals."""
 _GONE: Final = frozenset(
     {"message_not_found", "cant_update_message", "edit_window_closed", "thread_not_found"}
 )
@@ -77,7 +77,7 @@ def is_gone(reply: SlackReply) -> bool:
 def slack_result(reply: SlackReply) -> results.Result:
     """Return the result for a response."""
     if reply.ok:
-        return results.Result(results.Outcome.TAKEN, "ok")
+        return results.Result(results.Outcome.ACCEPTED, "ok")
     outcome = _ERRORS.get(reply.error, results.Outcome.REJECTED)
     return results.Result(outcome, f"Slack: {headline.line(reply.error, _SHOWN_MAX)}")
 
@@ -98,7 +98,7 @@ def refusal(body: bytes) -> results.Result | None:
         answer = msgspec.json.decode(body, type=_Json)
     except codec.UNREADABLE:
         detail = f"answered 200, but not like a receiver: {shown}"
-        return results.Result(results.Outcome.NONSENSE, detail)
+        return results.Result(results.Outcome.INVALID_RESPONSE, detail)
     if answer.ok and answer.success and not answer.error and not answer.errors:
         return None
     return results.Result(

@@ -1,14 +1,14 @@
-"""Adapter: chat: Slack, Microsoft Teams, and many other services through Apprise.
+"""Adapter: sends to Slack, to Microsoft Teams and, through Apprise, to many other services.
 
 In Slack, a group is one root message, edited in place, with a thread of changes; with an incoming
 webhook instead of a bot token, every change is a separate message. Slack's limit is 3,000
-characters for a section (docs.slack.dev, Block Kit). Teams gets an adaptive
-card of up to 28 KB (learn.microsoft.com, format of connector cards and cards).
+characters for a section (docs.slack.dev, Block Kit). Teams gets an adaptive card of up to 28 KB
+(learn.microsoft.com, format of connector cards and cards).
 
 Teams and many services of Apprise read Markdown, so texts from other systems are made `inert`.
 
 Apprise reports failures without their cause. So every failure counts as temporary, messages may be
-repeated, and back-off is imprecise. It blocks and sleeps, so it runs in a separate thread.
+repeated, and back-off is imprecise. Apprise blocks and sleeps, so it runs in a separate thread.
 """
 
 import asyncio
@@ -21,7 +21,6 @@ from typing import Any, Final
 import msgspec
 
 from muster import blocking, commands, vocabulary
-from muster_notifier.config import receiver_settings
 from muster_notifier.receivers import answers, endpoint, headline, message, results, webhook
 from muster_notifier.routing import notifications
 
@@ -36,7 +35,7 @@ _RESOLVED: Final = "#2eb67d"
 Json = dict[str, object]
 _OK: Final = 200
 _NO_PREVIEWS: Final[Json] = {"unfurl_links": False, "unfurl_media": False}
-"""Slack would otherwise fetch every URL in a text and show a preview."""
+"""The fields that keep Slack from fetching the URLs in a text to show previews."""
 
 
 def slack_content(notification: notifications.Notification, words: message.Message) -> Json:
@@ -50,8 +49,9 @@ def slack_content(notification: notifications.Notification, words: message.Messa
         shown = _escaped(words.body).replace("```", "'''")
         text = "```" + headline.cut(shown, _SECTION_MAX - 6) + "```"
         blocks.append({"type": "section", "text": _markdown(text)})
-    if words.links:
-        links = [_slack_link(link) for link in words.links]
+    links = [_slack_link(link) for link in words.links]
+    links += [f"<{_escaped(words.console)}|console>"] if words.console else []
+    if links:
         blocks.append({"type": "context", "elements": [_markdown(link) for link in links]})
     attachments: list[Json] = [{"color": colour(notification), "blocks": blocks}] if blocks else []
     return {"text": _escaped(words.title), **_NO_PREVIEWS, "attachments": attachments}
@@ -83,7 +83,7 @@ def colour(notification: notifications.Notification) -> str:
 
 
 def change_line(notification: notifications.Notification, text: message.Message) -> str:
-    """Return the line about a change, for the thread; the title also reports resolved alerts."""
+    """Return the line about a change, for the thread of the group's message."""
     changes = {
         vocabulary.NotificationReason.NEW_ALERTS: "more alerts: ",
         vocabulary.NotificationReason.NEW_RESOLVED: "some resolved: ",
@@ -110,7 +110,7 @@ class SlackChannel:
         *,
         token: str,
         channel: str,
-        templates: receiver_settings.Templates,
+        composer: message.Composer,
         pace_s: float,
     ) -> None:
         """`to` is the API, such as https://slack.com/api; wait `pace_s` between requests."""
@@ -120,14 +120,14 @@ class SlackChannel:
             "Content-Type": "application/json; charset=utf-8",
         }
         self._channel = channel
-        self._templates = templates
+        self._composer = composer
         self._pace_s = pace_s
 
     async def send(
         self, notification: notifications.Notification, data: Mapping[str, str]
     ) -> results.Result:
         """Post the group's message, or edit it and post the change in its thread."""
-        text = message.compose(notification, self._templates)
+        text = self._composer.compose(notification)
         content = slack_content(notification, text)
         if "ts" not in data:
             return await self._begin(content)
@@ -176,7 +176,7 @@ class SlackChannel:
 
 
 def teams_card(notification: notifications.Notification, message_text: message.Message) -> bytes:
-    """Return the body, with as much of the text as fits."""
+    """Return the adaptive card, with as much of the text as fits."""
     lines = message_text.body.split("\n") if message_text.body else []
 
     def encode(count: int) -> bytes:
@@ -218,6 +218,8 @@ def _teams_message(
         for link in words.links
         if message.is_link(link)
     ]
+    if words.console:
+        actions.append({"type": "Action.OpenUrl", "title": "console", "url": words.console})
     content: Json = {
         "$schema": "http://adaptivecards.io/schemas/adaptive-card.json",
         "type": "AdaptiveCard",
@@ -237,9 +239,7 @@ def _teams_message(
 class Apprise:
     """Sends to one Apprise URL."""
 
-    def __init__(
-        self, url: str, *, timeout_s: float, templates: receiver_settings.Templates
-    ) -> None:
+    def __init__(self, url: str, *, timeout_s: float, composer: message.Composer) -> None:
         """Raise ValueError if Apprise is not installed or does not support the URL."""
         try:
             apprise: Any = importlib.import_module("apprise")
@@ -252,13 +252,13 @@ class Apprise:
             raise ValueError("apprise: this kind of URL is not supported")
         self._blocking = blocking.Serial()
         self._timeout_s = timeout_s
-        self._templates = templates
+        self._composer = composer
 
     async def send(
         self, notification: notifications.Notification, _: Mapping[str, str]
     ) -> results.Result:
         """Send one message."""
-        text = message.compose(message.inert(notification), self._templates)
+        text = self._composer.compose(message.inert(notification))
         kind = "failure" if notification.firing_ids else "success"
         try:
             async with asyncio.timeout(self._timeout_s):
@@ -268,7 +268,7 @@ class Apprise:
                         body=text.text,
                         title=text.title,
                         notify_type=kind,
-                        # Apprise then escapes it for a service that shows HTML
+                        # with this format, Apprise escapes the text for services that show HTML
                         body_format="text",
                     )
                 )
@@ -276,5 +276,5 @@ class Apprise:
             detail = f"apprise: no answer within {self._timeout_s:g} s"
             return results.Result(results.Outcome.TIMED_OUT, detail, is_unknown=True)
         if is_taken:
-            return results.Result(results.Outcome.TAKEN, "apprise: sent")
+            return results.Result(results.Outcome.ACCEPTED, "apprise: sent")
         return results.Result(results.Outcome.FAILED, "apprise: not sent", is_unknown=True)

@@ -19,7 +19,7 @@ _PERIOD_S: Final = 1.0
 _READ_S: Final = 5.0
 _FILES_MAX: Final = 4 * schema.RECEIVERS_MAX
 _FILE_BYTES_MAX: Final = 1024 * 1024
-"""The maximum size of a Secret."""
+"""The maximum size of a file, which is that of a Secret."""
 
 _Signature = tuple[tuple[str, tuple[int, int, int, int] | None], ...]
 
@@ -66,7 +66,7 @@ class Directory:
     async def has_changed(self) -> bool:
         """Return whether the files differ from those that were read last.
 
-        They are read only if a name, an inode, a size or a time has changed.
+        The files are read only if a name, an inode, a size or a time has changed.
         """
         if self._path is None:
             return False
@@ -96,7 +96,7 @@ def _read(path: Path, settings: schema.Settings) -> tuple[Mapping[str, bytes], C
     refused: dict[str, str] = {}
     for number, (file, text) in enumerate(texts.items()):
         if number == _FILES_MAX:
-            refused[file] = f"not read: only the first {_FILES_MAX} files are"
+            refused[file] = f"not read: only the first {_FILES_MAX} files are read"
             break
         name = file.removesuffix(setup_plan.SUFFIX)
         if name == file:
@@ -140,7 +140,7 @@ def _stat(file: Path) -> tuple[int, int, int, int] | None:
         status = file.stat()
     except OSError:
         return None
-    # the last one changes with the permissions, too
+    # unlike the others, st_ctime_ns also changes with the permissions
     return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 

@@ -58,12 +58,12 @@ class Email:
         settings: receiver_settings.Email,
         *,
         password: str,
-        templates: receiver_settings.Templates,
+        composer: message.Composer,
     ) -> None:
         """Raise ValueError if the certificate file cannot be used."""
         self._settings = settings
         self._password = password
-        self._templates = templates
+        self._composer = composer
         self._where = f"{settings.host}:{settings.port}"
         _RECIPIENTS_REFUSED.labels(self._where)
         self._deferred: OrderedDict[str, tuple[str, ...]] = OrderedDict()
@@ -85,7 +85,7 @@ class Email:
         refuses every first attempt.
         """
         recipients = self._deferred.get(notification.id, self._settings.to)
-        text = message.compose(notification, self._templates)
+        text = self._composer.compose(notification)
         mail = encode_mail(notification, text, sender=self._settings.sender, to=self._settings.to)
         endpoint.record(f"SMTP {self._where} to {', '.join(recipients)}\n{text.text}")
         attempt = _Attempt(self._settings, self._tls, self._password)
@@ -131,11 +131,11 @@ class Email:
             if len(self._deferred) > _DEFERRED_MAX:
                 self._deferred.popitem(last=False)
             texts = (f"{to}: {_text(refused[to])}" for to in later)
-            return self._result(results.Outcome.UNWELL, "; ".join(texts))
+            return self._result(results.Outcome.SERVER_ERROR, "; ".join(texts))
         self._deferred.pop(notification_id, None)
         unknown = f"; refused there: {', '.join(never)}" if never else ""
         detail = f"accepted by {self._where}{unknown}"
-        return results.Result(results.Outcome.TAKEN, detail)
+        return results.Result(results.Outcome.ACCEPTED, detail)
 
     def _result(self, outcome: results.Outcome, text: str) -> results.Result:
         return results.Result(outcome, f"{self._where}: {headline.line(text)}")
@@ -199,7 +199,7 @@ class _Attempt:
             raise aiosmtplib.SMTPDataError(started.code, started.message)
         if smtp.protocol is None:
             raise aiosmtplib.SMTPServerDisconnected("Connection lost")
-        # not earlier: a relay that has not requested the mail cannot have accepted it
+        # set only now: a relay that has not requested the mail cannot have accepted it
         self.is_sent = True
         smtp.protocol.write(_dotted(mail))
         accepted = await smtp.protocol.read_response()
@@ -251,7 +251,7 @@ def _dotted(mail: bytes) -> bytes:
 def _outcome(code: int) -> results.Outcome:
     """Return the outcome for a relay's refusal (RFC 5321 section 4.2.1, RFC 4954 section 6)."""
     is_temporary = code // 100 == _TEMPORARY
-    default = results.Outcome.UNWELL if is_temporary else results.Outcome.REJECTED
+    default = results.Outcome.SERVER_ERROR if is_temporary else results.Outcome.REJECTED
     return _OUTCOMES.get(code, default)
 
 

@@ -1,6 +1,6 @@
 """Adapter: sends requests to a receiver's URL, protected against request forgery (SSRF).
 
-Every address of its host is checked (`addresses`), and redirects are not followed.
+Every address of the URL's host is checked (`addresses`), and redirects are not followed.
 """
 
 import contextvars
@@ -54,7 +54,7 @@ class Endpoint:
         body: bytes = b"",
         read: http.Read = http.Read.BODY,
     ) -> http.Response | results.Result:
-        """Send one request; return the response, or a Result that says why there is none.
+        """Send one request; return the response, or a Result with the reason if there is none.
 
         `below` is added to the URL's path.
         """
@@ -97,7 +97,7 @@ class Endpoint:
         if isinstance(response, results.Result):
             return response
         result = results.of_status(response.status, response.headers)
-        if result.kind is results.Kind.TAKEN:
+        if result.kind is results.Kind.ACCEPTED:
             return (answers.refusal(response.body) if reads_success else None) or result
         text = " ".join(response.body[:_REFUSAL_CHARS_MAX].decode("utf-8", "replace").split())
         return dataclasses.replace(result, detail=f"{result.detail} {text}".strip())
@@ -112,13 +112,13 @@ class JsonReceiver:
     def __init__(
         self,
         to: Endpoint,
-        templates: receiver_settings.Templates,
+        composer: message.Composer,
         encode: Callable[[notifications.Notification, message.Message], bytes],
         *,
         prepare: Callable[[notifications.Notification], notifications.Notification] | None = None,
     ) -> None:
         self._endpoint = to
-        self._templates = templates
+        self._composer = composer
         self._encode = encode
         self._prepare = prepare
 
@@ -128,7 +128,7 @@ class JsonReceiver:
         """Post the body."""
         if self._prepare is not None:
             notification = self._prepare(notification)
-        text = message.compose(notification, self._templates)
+        text = self._composer.compose(notification)
         body = self._encode(notification, text)
         return await self._endpoint.post_json(body, reads_success=True)
 
@@ -162,5 +162,5 @@ def unanswered(
         case OSError():
             outcome, detail = results.Outcome.UNREACHABLE, error.strerror or str(error)
         case _:
-            outcome, detail = results.Outcome.NONSENSE, f"the answer is not {protocol}"
+            outcome, detail = results.Outcome.INVALID_RESPONSE, f"the answer is not {protocol}"
     return results.Result(outcome, f"{where}: {detail}", is_unknown=is_sent)

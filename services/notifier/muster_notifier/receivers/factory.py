@@ -16,6 +16,7 @@ from muster_notifier.receivers import (
     kubernetes_api,
     local,
     message,
+    pagerduty,
     results,
     webhook,
 )
@@ -32,18 +33,20 @@ _EVENTS_PER_S: Final = 5.0
 
 
 class Unusable(Exception):
-    """A receiver's settings cannot be used; the message says why."""
+    """A receiver's settings cannot be used; the message gives the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sender:
     """The function that sends to a receiver, its default rate, and problems in its templates.
 
-    `mask` removes the receiver's secrets from a text. With `shows_repeats`, the receiver cannot
-    drop repeated messages, so they are sent one at a time: a crash then repeats at most one.
+    `composer` writes the texts. `mask` removes the receiver's secrets from a text. With
+    `shows_repeats`, the receiver cannot drop repeated messages, so they are sent one at a time: a
+    crash then repeats at most one.
     """
 
     send: results.Send
+    composer: message.Composer
     mask: Callable[[str], str]
     rate_per_s: float
     shows_repeats: bool
@@ -58,28 +61,33 @@ def make(receiver: receiver_settings.Receiver, settings: schema.Settings) -> Sen
         text=own.text or shared.text,
         alert=own.alert or shared.alert,
     )
+    composer = message.Composer(
+        templates=templates, in_cluster=_POD_MARK in os.environ, console_url=settings.console_url
+    )
     reader = files.SecretReader()
     try:
-        send, rate = _make(receiver, templates, settings, reader)
+        send, rate = _make(receiver, composer, settings, reader)
     except (files.NoSecret, kubernetes_api.NoKubernetes, ValueError) as error:
         raise Unusable(f"receiver {receiver.name}: {error}") from None
     one_by_one = receiver.slack or receiver.email or receiver.teams or receiver.apprise
     problems = tuple(message.problems_of(templates))
-    return Sender(_prepared(send, reader.mask), reader.mask, rate, one_by_one is not None, problems)
+    prepared = _prepared(send, composer, reader.mask)
+    return Sender(prepared, composer, reader.mask, rate, one_by_one is not None, problems)
 
 
-def _prepared(send: results.Send, mask: Callable[[str], str]) -> results.Send:
-    """Return a sender that names a cluster in commands, if it runs in one, and masks results.
+def _prepared(
+    send: results.Send, composer: message.Composer, mask: Callable[[str], str]
+) -> results.Send:
+    """Return a sender that adds the cluster's name to commands, and masks secrets in results.
 
-    Some servers repeat the request, with its secrets, in their answer.
+    Commands are changed here, not in texts, as some receivers get alerts as data. Results are
+    masked, as some servers repeat the request, with its secrets, in their answer.
     """
-    in_cluster = _POD_MARK in os.environ
 
     async def prepared(
         notification: notifications.Notification, data: Mapping[str, str]
     ) -> results.Result:
-        shown = message.naming_cluster(notification) if in_cluster else notification
-        result = await send(shown, data)
+        result = await send(composer.localized(notification), data)
         return dataclasses.replace(result, detail=mask(result.detail))
 
     return prepared
@@ -100,7 +108,7 @@ def _endpoint(address: receiver_settings.Address, reader: files.SecretReader) ->
 
 def _make(  # noqa: C901, PLR0911  # one case for each way
     receiver: receiver_settings.Receiver,
-    templates: receiver_settings.Templates,
+    composer: message.Composer,
     settings: schema.Settings,
     reader: files.SecretReader,
 ) -> tuple[results.Send, float]:
@@ -109,47 +117,52 @@ def _make(  # noqa: C901, PLR0911  # one case for each way
 
     match receiver:
         case receiver_settings.Receiver(webhook=receiver_settings.Webhook() as way):
-            return _webhook(way, templates, reader).send, _UNLIMITED_PER_S
+            return _webhook(way, composer, reader).send, _UNLIMITED_PER_S
         case receiver_settings.Receiver(slack=receiver_settings.Slack() as way):
-            return _slack(way, templates, reader, pace_s=pace(_SLACK_PER_S)), _SLACK_PER_S
+            return _slack(way, composer, reader, pace_s=pace(_SLACK_PER_S)), _SLACK_PER_S
         case receiver_settings.Receiver(pagerduty=receiver_settings.PagerDuty() as way):
             where = endpoint.Endpoint(way.url, timeout_s=way.timeout_s, reach=way.reach)
             key = reader.read(way.routing_key_from)
-            encode = functools.partial(webhook.encode_pagerduty, routing_key=key)
-            return endpoint.JsonReceiver(where, templates, encode).send, _PAGERDUTY_PER_S
+            encode = functools.partial(pagerduty.encode, routing_key=key)
+            return endpoint.JsonReceiver(where, composer, encode).send, _PAGERDUTY_PER_S
         case receiver_settings.Receiver(email=receiver_settings.Email() as way):
             password = reader.read(way.password_from) if way.password_from else ""
-            return email.Email(way, password=password, templates=templates).send, _EMAIL_PER_S
+            return email.Email(way, password=password, composer=composer).send, _EMAIL_PER_S
         case receiver_settings.Receiver(teams=receiver_settings.Teams() as way):
             workflow = endpoint.JsonReceiver(
-                _endpoint(way, reader), templates, chat.teams_card, prepare=message.inert
+                _endpoint(way, reader), composer, chat.teams_card, prepare=message.inert
             )
             return workflow.send, _TEAMS_PER_S
         case receiver_settings.Receiver(alertmanager=receiver_settings.Alertmanager() as way):
             bearer = reader.read(way.bearer_from) if way.bearer_from else ""
             push = webhook.AlertmanagerPush(
-                _endpoint(way, reader), bearer=bearer, lifetime=_alert_lifetime(settings)
+                _endpoint(way, reader),
+                bearer=bearer,
+                lifetime=_alert_lifetime(settings),
+                console_url=composer.console_url,
             )
             return push.send, _UNLIMITED_PER_S
         case receiver_settings.Receiver(kubernetes=receiver_settings.KubernetesEvents() as way):
             api = kubernetes_api.KubernetesApi(settings.kubernetes)
-            events = kubernetes_api.KubernetesEvents(api, way, pace_s=pace(_EVENTS_PER_S))
+            events = kubernetes_api.KubernetesEvents(
+                api, way, pace_s=pace(_EVENTS_PER_S), console_url=composer.console_url
+            )
             return events.send, _EVENTS_PER_S
         case receiver_settings.Receiver(apprise=receiver_settings.Apprise() as way):
             url = reader.read(way.url_from)
-            others = chat.Apprise(url, timeout_s=way.timeout_s, templates=templates)
+            others = chat.Apprise(url, timeout_s=way.timeout_s, composer=composer)
             return others.send, _SLACK_PER_S
         case receiver_settings.Receiver(file=receiver_settings.File(path=path)):
-            return local.File(path, templates).send, _UNLIMITED_PER_S
+            return local.File(path, composer).send, _UNLIMITED_PER_S
         case receiver_settings.Receiver(console=receiver_settings.Console()):
-            return local.Console(templates).send, _UNLIMITED_PER_S
+            return local.Console(composer).send, _UNLIMITED_PER_S
         case _:
             raise AssertionError(f"no sender for the kind {receiver.way}")
 
 
 def _webhook(
     settings: receiver_settings.Webhook,
-    templates: receiver_settings.Templates,
+    composer: message.Composer,
     reader: files.SecretReader,
 ) -> webhook.Webhook:
     return webhook.Webhook(
@@ -158,13 +171,13 @@ def _webhook(
         alerts_max=settings.max_alerts,
         keys=[webhook.signing_key(reader.read(where)) for where in settings.secrets],
         bearer=reader.read(settings.bearer_from) if settings.bearer_from else "",
-        templates=templates,
+        composer=composer,
     )
 
 
 def _slack(
     settings: receiver_settings.Slack,
-    templates: receiver_settings.Templates,
+    composer: message.Composer,
     reader: files.SecretReader,
     *,
     pace_s: float,
@@ -172,12 +185,12 @@ def _slack(
     if settings.webhook_from is not None:
         url = reader.read(settings.webhook_from)
         hook = endpoint.Endpoint(url, timeout_s=settings.timeout_s, reach=settings.reach)
-        return endpoint.JsonReceiver(hook, templates, chat.encode_slack).send
+        return endpoint.JsonReceiver(hook, composer, chat.encode_slack).send
     assert settings.token_from is not None, "a channel has token_from or webhook_from"
     where = endpoint.Endpoint(settings.url, timeout_s=settings.timeout_s, reach=settings.reach)
     token = reader.read(settings.token_from)
     return chat.SlackChannel(
-        where, token=token, channel=settings.channel, templates=templates, pace_s=pace_s
+        where, token=token, channel=settings.channel, composer=composer, pace_s=pace_s
     ).send
 
 

@@ -14,7 +14,7 @@ from muster.vocabulary import AlertKind, NotificationReason
 from muster_notifier.routing import notifications
 
 TITLE_MAX: Final = 100
-"""The maximum length of problem, place and impact together, unless their names are longer."""
+"""The maximum characters of problem, place and impact; long names may exceed it."""
 LINE_MAX: Final = 400
 
 _NEW_PODS_FAIL: Final = ("{hold} devices, new pods fail", "new pods fail")
@@ -43,12 +43,12 @@ _IMPACTS: Final = {
     AlertKind.STORM: ("no verdicts on single plugins until it ends",) * 2,
     AlertKind.EVICTIONS: ("reports and alerts may be lost",) * 2,
     AlertKind.MORE_ALERTS: ("they have no notifications of their own",) * 2,
-    AlertKind.HEALTH_SILENT: ("failures of plugins go unnoticed",) * 2,
+    AlertKind.HEALTH_SILENT: ("failures of plugins are not detected",) * 2,
     AlertKind.DEAD_LETTERS: ("somebody was not notified of a problem",) * 2,
 }
-"""Each impact has two texts: if pods hold the devices, and if none do or that is unknown."""
+"""For each kind of alert, the impact if pods hold the devices, and if none do or it is unknown."""
 _RESOURCE: Final = re.compile(r" \([^() /]+/[^() ]+\)")
-"""The resource that a summary names beside its plugin."""
+"""The resource in a summary, in parentheses after the plugin."""
 _ID_MAX: Final = 13
 _WHAT_MIN: Final = 40
 _MINUTE_S: Final = 60
@@ -74,11 +74,13 @@ def title(notification: notifications.Notification) -> str:
         text = f"Silenced: {text}"
     if notification.reason is NotificationReason.REPEAT:
         text += f" (for {lasted(notification)})"
+    if notification.reason is NotificationReason.CHANGED:
+        text += " (changed)"
     return line(f"{text} ({ended} resolved)" if ended else text)
 
 
 def is_test(notification: notifications.Notification) -> bool:
-    """Return whether nothing is wrong: somebody tests a receiver, or runs `helm test`."""
+    """Return whether the notification is only a test, by a person or by `helm test`."""
     shown = notification.firing or notification.resolved
     return notification.is_test or (
         bool(shown) and all(alert.plugin == vocabulary.TEST_PLUGIN for alert in shown)

@@ -28,7 +28,7 @@ import prometheus_client
 from muster import codec, http, pacing, vocabulary, wording
 from muster.service import logs
 from muster_notifier.config import receiver_settings
-from muster_notifier.receivers import endpoint, headline, message, results
+from muster_notifier.receivers import console_links, endpoint, headline, message, results
 from muster_notifier.routing import alert_index, notifications
 
 CONTROLLER: Final = "muster.dev/notifier"
@@ -38,7 +38,7 @@ _POD: Final = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 _ALERTS_MAX: Final = 20
 _PODS_SHOWN_MAX: Final = 20
 _NOTE_MAX: Final = 1000
-"""Kubernetes accepts 1,024 bytes (apis/events/v1/types.go, note)."""
+"""The maximum bytes of an Event's note; Kubernetes accepts 1,024 (apis/events/v1/types.go)."""
 
 Json = dict[str, object]
 _CONFLICT: Final = 409
@@ -49,21 +49,26 @@ _TOKEN_BYTES_MAX: Final = 64 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One Event, its namespace, and the pod it is about, if any."""
+    """One Event, its namespace, and the pod that it concerns, if any."""
 
     namespace: str
     body: Json
     pod: str = ""
 
 
-def events(notification: notifications.Notification, *, namespace: str, pods: bool) -> list[Event]:
+def events(
+    notification: notifications.Notification,
+    settings: receiver_settings.KubernetesEvents,
+    *,
+    console_url: str = "",
+) -> list[Event]:
     """Return the Events for the first alerts, and for the first pods of each of them."""
     made: list[Event] = []
     alerts = (*notification.firing, *notification.notified_resolved)
     for alert in alerts[:_ALERTS_MAX]:
-        for where, about in _about(alert, namespace=namespace, pods=pods):
-            number = len(made)
-            body = _event(notification, alert, where, about, number)
+        for where, about in _about(alert, namespace=settings.namespace, pods=settings.pods):
+            link = console_links.of_alert(console_url, alert)
+            body = _event(notification, alert, where, about, len(made), link)
             pod = str(about["name"]) if about["kind"] == "Pod" else ""
             made.append(Event(where, body, pod))
     return made
@@ -72,7 +77,7 @@ def events(notification: notifications.Notification, *, namespace: str, pods: bo
 def with_uid(body: Json, uid: str) -> Json:
     """Return an Event with the uid of its object, if known."""
     about = body["regarding"]
-    assert isinstance(about, dict), "this module made it"
+    assert isinstance(about, dict), "this module has built the Event"
     return {**body, "regarding": {**about, "uid": uid}} if uid else body
 
 
@@ -106,6 +111,7 @@ def _event(
     namespace: str,
     about: Json,
     number: int,
+    link: str,
 ) -> Json:
     fires = alert.state is vocabulary.AlertState.FIRING
     at = notification.at.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
@@ -121,20 +127,21 @@ def _event(
         "action": "Notify",
         "reason": word if fires else f"{word}Resolved",
         "regarding": about,
-        "note": _note(f"{test}{alert.summary}", alert),
+        "note": _note(f"{test}{alert.summary}", alert, f"; console: {link}" if link else ""),
         "type": "Warning" if fires and alert.severity != vocabulary.Severity.INFO else "Normal",
     }
 
 
-def _note(head: str, alert: vocabulary.AlertChanged) -> str:
+def _note(head: str, alert: vocabulary.AlertChanged, end: str) -> str:
     parts = [head]
     parts += [f"{evidence.source}: {evidence.observed}" for evidence in alert.evidence]
     parts += [alert.advice or alert.runbook]
-    text = headline.line("; ".join(part for part in parts if part), _NOTE_MAX)
-    # the limit is in bytes
-    while len(text.encode()) > _NOTE_MAX:
+    bytes_max = _NOTE_MAX - len(end.encode())
+    text = headline.line("; ".join(part for part in parts if part), bytes_max)
+    # the limit is in bytes, but `cut` counts characters
+    while len(text.encode()) > bytes_max:
         text = headline.cut(text, len(text) * 9 // 10)
-    return text
+    return text + end
 
 
 class NoKubernetes(Exception):
@@ -142,7 +149,7 @@ class NoKubernetes(Exception):
 
 
 class LookupFailed(Exception):
-    """Kubernetes did not answer; the message says why."""
+    """Kubernetes did not answer; the message gives the reason."""
 
 
 class _Metadata(msgspec.Struct, frozen=True):
@@ -181,7 +188,7 @@ class KubernetesApi:
     async def request(
         self, method: str, path: str, body: object = None
     ) -> http.Response | results.Result:
-        """Send one request; return the response, or a Result that says why there is none."""
+        """Send one request; return the response, or a Result with the reason if there is none."""
         headers = {"Accept": "application/json", "Content-Type": "application/json"}
         token = await asyncio.to_thread(self._read_token)
         if token:
@@ -226,10 +233,16 @@ class KubernetesEvents:
     """The receiver that writes Kubernetes Events."""
 
     def __init__(
-        self, cluster: KubernetesApi, settings: receiver_settings.KubernetesEvents, *, pace_s: float
+        self,
+        cluster: KubernetesApi,
+        settings: receiver_settings.KubernetesEvents,
+        *,
+        pace_s: float,
+        console_url: str,
     ) -> None:
-        """Wait `pace_s` between requests."""
+        """Create a receiver that waits `pace_s` seconds between requests."""
         self._pace_s = pace_s
+        self._console_url = console_url
         self._api = cluster
         self._settings = settings
 
@@ -237,7 +250,7 @@ class KubernetesEvents:
         self, notification: notifications.Notification, _: Mapping[str, str]
     ) -> results.Result:
         """Write the Events; one that already exists or has no namespace is not a failure."""
-        made = events(notification, namespace=self._settings.namespace, pods=self._settings.pods)
+        made = events(notification, self._settings, console_url=self._console_url)
         return await self._write(made)
 
     async def _write(self, events: Sequence[Event]) -> results.Result:
@@ -257,11 +270,10 @@ class KubernetesEvents:
             if answer.status == _CONFLICT or gone:
                 continue
             meaning = results.of_status(answer.status, answer.headers)
-            if meaning.kind is not results.Kind.TAKEN:
+            if meaning.kind is not results.Kind.ACCEPTED:
                 return dataclasses.replace(meaning, requests=number + 1)
-        count = len(events)
-        detail = wording.counted(count, "event")
-        return results.Result(results.Outcome.TAKEN, detail, requests=max(1, count))
+        detail = wording.counted(len(events), "event")
+        return results.Result(results.Outcome.ACCEPTED, detail, requests=max(1, len(events)))
 
 
 _CACHED_S: Final = 60.0

@@ -21,16 +21,16 @@ _WRITE_S: Final = 10.0
 class File:
     """Writes to one file."""
 
-    def __init__(self, path: str, templates: receiver_settings.Templates) -> None:
+    def __init__(self, path: str, composer: message.Composer) -> None:
         self._path = Path(path)
         self._blocking = blocking.Serial()
-        self._templates = templates
+        self._composer = composer
 
     async def send(
         self, notification: notifications.Notification, _: Mapping[str, str]
     ) -> results.Result:
         """Append one line, with the same CloudEvent that a webhook gets."""
-        text = message.compose(notification, self._templates)
+        text = self._composer.compose(notification)
         body = webhook.encode_body(notification, text, format_=receiver_settings.Format.CLOUDEVENTS)
         try:
             async with asyncio.timeout(_WRITE_S):
@@ -40,8 +40,8 @@ class File:
             return results.Result(results.Outcome.TIMED_OUT, detail)
         except OSError as error:
             detail = f"{self._path}: {error.strerror}"
-            return results.Result(results.Outcome.NOT_WRITTEN, detail)
-        return results.Result(results.Outcome.TAKEN, f"written to {self._path}")
+            return results.Result(results.Outcome.WRITE_FAILED, detail)
+        return results.Result(results.Outcome.ACCEPTED, f"written to {self._path}")
 
     def _append(self, line: bytes) -> None:
         # one write for a whole line, so that lines of several writers do not mix
@@ -68,15 +68,15 @@ class File:
 class Console:
     """Writes to the notifier's log."""
 
-    def __init__(self, templates: receiver_settings.Templates) -> None:
-        self._templates = templates
+    def __init__(self, composer: message.Composer) -> None:
+        self._composer = composer
 
     async def send(
         self, notification: notifications.Notification, _: Mapping[str, str]
     ) -> results.Result:
         """Log the message."""
-        text = message.compose(notification, self._templates)
+        text = self._composer.compose(notification)
         logs.logger().info(
             "notification_logged", id=notification.id, text=f"{text.title}\n{text.text}"
         )
-        return results.Result(results.Outcome.TAKEN, "logged")
+        return results.Result(results.Outcome.ACCEPTED, "logged")

@@ -1,10 +1,11 @@
 """Pure: writes the text of a notification: short lines with facts, advice and commands.
 
-The title (`headline`) says what is wrong, where, and what that means for pods. The body adds the
-time, the reason, the pods that use the devices, the observations (the most trustworthy first), the
+The title (`headline`) names the problem, its place, and its effect on pods. The body adds the time,
+the reason, the pods that use the devices, the observations (the most trustworthy first), the
 advice, and the commands that show or silence the alert. Links are separate, because each receiver
 has its own form for them. Line breaks in alerts are removed, and left-out parts are counted. The
-operator's templates replace these texts; an unusable template is ignored, and the message says so.
+operator's templates replace these texts; an unusable template is ignored, and the message reports
+that.
 """
 
 import re
@@ -17,7 +18,7 @@ import msgspec
 
 from muster import vocabulary
 from muster_notifier.config import receiver_settings
-from muster_notifier.receivers import headline
+from muster_notifier.receivers import console_links, headline
 from muster_notifier.routing import notifications
 
 TEXT_MAX: Final = 20_000
@@ -32,14 +33,14 @@ _LINE_PODS_MAX: Final = 10
 _LINKS_MAX: Final = 5
 _BODY_MAX: Final = TEXT_MAX - _LINKS_MAX * (headline.LINE_MAX + 20)
 _ALL: Final = 10_000
-_NOTHING: Final = receiver_settings.Templates()
+_NO_TEMPLATES: Final = receiver_settings.Templates()
 _LINK: Final = re.compile(r"https?://[^\s<>|\"']+")
 _IN_CLUSTER: Final = "muster --context CONTEXT "
 _COMMAND: Final = re.compile(r"\bmuster (?=(?:dlq|doctor|events|silence|status|why)\b)")
 _LABEL_VALUE: Final = re.compile(r"[A-Za-z0-9][-A-Za-z0-9_./]*")
 _WEIGHTS: Final = {"kubernetes": 0, "probe": 1, "agent": 2, "heartbeat": 3, "health": 9}
 _WEIGHT: Final = 5
-"""The weight of other sources; observations from outside come first, health's verdict last."""
+"""The sort key of evidence from other sources: outside observations first, health last."""
 
 ALERT_NAMES: Final = (
     *("state", "severity", "kind", "node", "plugin", "resource", "devices", "summary", "since"),
@@ -55,55 +56,83 @@ NAMES: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """The text for people; `links` lead to runbooks, and are not in the body."""
+    """The text for people; `links` lead to runbooks, and are not in the body.
+
+    `console` is the link to the console at `console_url`; both are empty if that is not set.
+    """
 
     title: str
     body: str
     links: tuple[str, ...] = ()
+    console: str = ""
+    console_url: str = ""
 
     @property
     def text(self) -> str:
         """The body, with the links at its end."""
-        return "\n".join(part for part in (self.body, *map(_link_line, self.links)) if part)
+        console = f"console: {self.console}" if self.console else ""
+        lines = (self.body, *map(_link_line, self.links), console)
+        return "\n".join(line for line in lines if line)
 
 
-def compose(
-    notification: notifications.Notification, templates: receiver_settings.Templates = _NOTHING
-) -> Message:
-    """Return the message."""
-    problems: list[str] = []
-    built_in = headline.title(notification)
-    facts = {**_facts(notification), "title": built_in, "alerts": ""}
-    head = headline.line(_filled("title", templates.title, facts, problems) or built_in)
-    head = headline.line(TEST + head) if headline.is_test(notification) else head
-    facts |= {"title": head, "alerts": "\n".join(_alerts(notification, templates, problems))}
-    body = _filled("text", templates.text, facts, problems)
-    links: tuple[str, ...] = ()
-    if body is None:
-        body = "\n".join(_lines(notification, facts["alerts"]))
-        links = tuple(headline.line(link) for link in runbooks(notification)[:_LINKS_MAX])
-    if problems:
-        body += f"\n(a template could not be used: {headline.line('; '.join(problems))})"
-    return Message(title=head, body=headline.cut(body, _BODY_MAX), links=links)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Composer:
+    """Writes messages with the operator's templates, and with links to the console.
+
+    `in_cluster`: commands must name a cluster, because the notifier runs in one.
+    """
+
+    templates: receiver_settings.Templates = _NO_TEMPLATES
+    in_cluster: bool = False
+    console_url: str = ""
+
+    def compose(self, notification: notifications.Notification) -> Message:
+        """Return the texts of a notification."""
+        notification = self.localized(notification)
+        templates = self.templates
+        problems: list[str] = []
+        look = self._command(look_closer(notification))
+        built_in = headline.title(notification)
+        facts = {**_facts(notification), "look_closer": look, "title": built_in, "alerts": ""}
+        head = headline.line(_filled("title", templates.title, facts, problems) or built_in)
+        head = headline.line(TEST + head) if headline.is_test(notification) else head
+        facts |= {"title": head, "alerts": "\n".join(_alerts(notification, templates, problems))}
+        body = _filled("text", templates.text, facts, problems)
+        links: tuple[str, ...] = ()
+        if body is None:
+            commands = {"look closer": look, "silence": self._command(silence(notification))}
+            body = "\n".join(_lines(notification, facts["alerts"], commands))
+            links = tuple(headline.line(link) for link in runbooks(notification)[:_LINKS_MAX])
+        if problems:
+            body += f"\n(a template could not be used: {headline.line('; '.join(problems))})"
+        console = console_links.of_notification(self.console_url, notification)
+        return Message(
+            title=head,
+            body=headline.cut(body, _BODY_MAX - len(console)),
+            links=links,
+            console=console,
+            console_url=self.console_url,
+        )
+
+    def localized(self, notification: notifications.Notification) -> notifications.Notification:
+        """Return the notification; if needed, the commands in its advice name the cluster."""
+        if not self.in_cluster:
+            return notification
+        return msgspec.structs.replace(
+            notification,
+            firing=tuple(map(self._localized, notification.firing)),
+            resolved=tuple(map(self._localized, notification.resolved)),
+        )
+
+    def _localized(self, alert: vocabulary.AlertChanged) -> vocabulary.AlertChanged:
+        advice = self._command(alert.advice)
+        return alert if advice == alert.advice else msgspec.structs.replace(alert, advice=advice)
+
+    def _command(self, text: str) -> str:
+        return _COMMAND.sub(_IN_CLUSTER, text) if self.in_cluster else text
 
 
-def naming_cluster(notification: notifications.Notification) -> notifications.Notification:
-    """Return a notification whose commands name a cluster, because they are run outside of it."""
-    return msgspec.structs.replace(
-        notification,
-        in_cluster=True,
-        firing=tuple(map(_with_context, notification.firing)),
-        resolved=tuple(map(_with_context, notification.resolved)),
-    )
-
-
-def _with_context(alert: vocabulary.AlertChanged) -> vocabulary.AlertChanged:
-    advice = _COMMAND.sub(_IN_CLUSTER, alert.advice)
-    return alert if advice == alert.advice else msgspec.structs.replace(alert, advice=advice)
-
-
-def _command(notification: notifications.Notification, command: str) -> str:
-    return _COMMAND.sub(_IN_CLUSTER, command) if notification.in_cluster else command
+PLAIN: Final = Composer()
 
 
 def inert(notification: notifications.Notification) -> notifications.Notification:
@@ -151,7 +180,7 @@ def look_closer(notification: notifications.Notification) -> str:
     nodes = sorted({alert.node for alert in notification.firing} - {vocabulary.FLEET})
     if headline.is_test(notification) or not nodes:
         return ""
-    return _command(notification, f"muster why {nodes[0]}")
+    return f"muster why {nodes[0]}"
 
 
 def problems_of(templates: receiver_settings.Templates) -> list[str]:
@@ -178,7 +207,7 @@ def silence(notification: notifications.Notification) -> str:
     if not all(map(_LABEL_VALUE.fullmatch, labels.values())):
         return ""
     matchers = " ".join(f"{name}={value}" for name, value in sorted(labels.items()))
-    return _command(notification, f"muster silence add {matchers} --duration 2h --comment WHY")
+    return f"muster silence add {matchers} --duration 2h --comment WHY"
 
 
 def is_link(text: str) -> bool:
@@ -204,10 +233,11 @@ def _alerts(
     return [*lines, f"and {more} more alerts"] if more > 0 else lines
 
 
-def _lines(notification: notifications.Notification, alerts: str) -> list[str]:
+def _lines(
+    notification: notifications.Notification, alerts: str, commands: Mapping[str, str]
+) -> list[str]:
     lines = [alerts] if alerts else []
-    commands = (("look closer", look_closer(notification)), ("silence", silence(notification)))
-    lines += [f"{name}: {command}" for name, command in commands if command]
+    lines += [f"{name}: {command}" for name, command in commands.items() if command]
     if notification.why:
         lines.append(headline.line(f"why you: {notification.why}"))
     return lines
@@ -220,9 +250,9 @@ def _link_line(link: str) -> str:
 def alert_lines(
     notification: notifications.Notification, alert: vocabulary.AlertChanged
 ) -> list[str]:
-    """Return the lines that describe one alert; the title already describes a single one."""
+    """Return the lines about one alert, without its summary if the title already contains it."""
     plugin = f"{alert.watched} (watched)" if alert.watched else alert.plugin
-    # for the fleet, this is the service that raised the alert, which the evidence names
+    # in an alert about the fleet, `plugin` is the service that raised it; the evidence names it
     plugin = "" if alert.node == vocabulary.FLEET else plugin
     where = " ".join((headline.node_name(alert.node), plugin, alert.resource, devices(alert)))
     fires = alert.state is vocabulary.AlertState.FIRING
@@ -277,7 +307,6 @@ def _facts(notification: notifications.Notification) -> dict[str, str]:
         "firing": str(len(notification.firing_ids)),
         "resolved": str(notification.notified_total - len(notification.firing_ids)),
         "runbooks": " ".join(headline.line(link) for link in runbooks(notification)),
-        "look_closer": look_closer(notification),
     }
 
 

@@ -19,9 +19,9 @@ _RETRY_AFTER_MAX_S: Final = 3600.0
 
 
 class Kind(enum.StrEnum):
-    """The meaning of a result for the delivery."""
+    """What the result of an attempt means for the delivery."""
 
-    TAKEN = "taken"
+    ACCEPTED = "accepted"
     TEMPORARY = "temporary"
     REFUSED = "refused"
 
@@ -38,25 +38,25 @@ class Outcome(enum.StrEnum):
         outcome.kind = kind
         return outcome
 
-    TAKEN = "taken", Kind.TAKEN
+    ACCEPTED = "accepted", Kind.ACCEPTED
     RATE_LIMITED = "rate_limited"
-    UNWELL = "unwell"
+    SERVER_ERROR = "server_error"
     TIMED_OUT = "timed_out"
     CLOSED = "closed"
     UNREACHABLE = "unreachable"
     NO_SUCH_HOST = "no_such_host"
     NOT_TRUSTED = "not_trusted"
-    NONSENSE = "nonsense"
-    NOT_WRITTEN = "not_written"
+    INVALID_RESPONSE = "invalid_response"
+    WRITE_FAILED = "write_failed"
     FAILED = "failed"
     REJECTED = "rejected", Kind.REFUSED
-    MOVED = "moved", Kind.REFUSED
+    REDIRECTED = "redirected", Kind.REFUSED
     UNAUTHORIZED = "unauthorized", Kind.REFUSED
     NOT_FOUND = "not_found", Kind.REFUSED
     GONE = "gone", Kind.REFUSED
     TOO_LARGE = "too_large", Kind.REFUSED
     FORBIDDEN_ADDRESS = "forbidden_address", Kind.REFUSED
-    BROKEN = "broken", Kind.REFUSED
+    INTERNAL_ERROR = "internal_error", Kind.REFUSED
 
 
 _STATUSES: Final = {
@@ -64,14 +64,14 @@ _STATUSES: Final = {
     403: Outcome.UNAUTHORIZED,
     404: Outcome.NOT_FOUND,
     407: Outcome.UNAUTHORIZED,
-    408: Outcome.UNWELL,
+    408: Outcome.SERVER_ERROR,
     410: Outcome.GONE,
     413: Outcome.TOO_LARGE,
-    425: Outcome.UNWELL,
+    425: Outcome.SERVER_ERROR,
     429: Outcome.RATE_LIMITED,
 }
-_CLASSES: Final = {2: Outcome.TAKEN, 3: Outcome.MOVED, 5: Outcome.UNWELL}
-"""RFC 9110 section 15."""
+_CLASSES: Final = {2: Outcome.ACCEPTED, 3: Outcome.REDIRECTED, 5: Outcome.SERVER_ERROR}
+"""The outcome for the first digit of an HTTP status (RFC 9110 section 15)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ def of_status(status: int, headers: Mapping[str, str]) -> Result:
     """
     outcome = _STATUSES.get(status) or _CLASSES.get(status // 100, Outcome.REJECTED)
     detail = f"HTTP {status}"
-    if outcome is Outcome.MOVED and "location" in headers:
+    if outcome is Outcome.REDIRECTED and "location" in headers:
         detail += f" to {_host(headers['location'])}"
     result = Result(outcome, detail)
     if result.kind is not Kind.TEMPORARY:
@@ -120,7 +120,8 @@ def of_status(status: int, headers: Mapping[str, str]) -> Result:
 def delay_s(attempts: int, result: Result, *, chance: float) -> float:
     """Return the delay after this many attempts; `chance` is random, from 0 to 1.
 
-    It is random below a limit that doubles (full jitter), but at least what the receiver requested.
+    The delay is random below a limit that doubles (full jitter), but at least what the receiver
+    requested.
     """
     return max(result.retry_after_s or 0.0, _BACKOFF.delay_s(attempts, chance=chance))
 

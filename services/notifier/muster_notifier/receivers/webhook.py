@@ -1,4 +1,4 @@
-"""Adapter: sends alerts as JSON to webhooks, to an Alertmanager's API, and to PagerDuty.
+"""Adapter: sends alerts as JSON to webhooks, and to an Alertmanager's API.
 
 A webhook gets one POST for each notification. Its body is a CloudEvent, or version 4 of
 Alertmanager's webhook. It stays below `BODY_BYTES_MAX`; left-out alerts are counted. Signatures
@@ -8,10 +8,6 @@ another, both are active: both signatures are sent, and the receiver accepts eit
 Alerts are pushed to the API v2 of an Alertmanager. It resolves an alert `resolve_timeout` (five
 minutes) after the last push, unless the alert contains its end. So a firing alert has an end in the
 future, later than the next reminder (api/v2/openapi.yaml, postableAlerts).
-
-PagerDuty (Events API v2) gets one incident per group. Triggers with the same `dedup_key` are one
-incident, so a repeat does no harm. A silenced incident is acknowledged, and PagerDuty no longer
-escalates it.
 """
 
 import base64
@@ -25,10 +21,10 @@ from typing import Final, Literal
 
 import msgspec
 
-from muster import http, vocabulary
+from muster import http, matching, vocabulary
 from muster_notifier.config import receiver_settings
-from muster_notifier.receivers import endpoint, headline, message, results
-from muster_notifier.routing import notifications, routes
+from muster_notifier.receivers import console_links, endpoint, headline, message, results
+from muster_notifier.routing import notifications
 
 BODY_BYTES_MAX: Final = 200 * 1024
 CONTENT_TYPES: Final = {
@@ -53,6 +49,7 @@ class _Data(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     group_labels: dict[str, str]
     title: str
     text: str
+    console: str | msgspec.UnsetType = msgspec.UNSET
     alerts: tuple[vocabulary.AlertChanged, ...]
     truncated_alerts: int
     truncated_pods: int
@@ -114,7 +111,7 @@ def encode_body(
 
 
 def encode_fitting(encode: Callable[[int], bytes], count: int, bytes_max: int) -> bytes:
-    """Return `encode` of the largest count that fits, found by halving `count`."""
+    """Return the body with the most alerts that fit; `count` is halved until the body fits."""
     while True:
         encoded = encode(count)
         if len(encoded) <= bytes_max or count == 0:
@@ -123,7 +120,10 @@ def encode_fitting(encode: Callable[[int], bytes], count: int, bytes_max: int) -
 
 
 def alert_of(
-    notification: notifications.Notification, alert: vocabulary.AlertChanged
+    notification: notifications.Notification,
+    alert: vocabulary.AlertChanged,
+    *,
+    console_url: str = "",
 ) -> AlertmanagerAlert:
     """Return one alert in Alertmanager's format."""
     annotations = {
@@ -138,15 +138,17 @@ def alert_of(
     }
     return AlertmanagerAlert(
         status=str(alert.state),
-        labels=_shown(routes.labels_of(alert)),
+        labels=shown_labels(matching.labels_of(alert)),
         annotations={name: headline.line(text, 2048) for name, text in annotations.items() if text},
         starts_at=_time(alert.starts_at),
         ends_at=_time(alert.ends_at) if alert.ends_at else _NEVER,
+        generator_url=console_links.of_alert(console_url, alert),
         fingerprint=alert.fingerprint,
     )
 
 
-def _shown(labels: Mapping[str, str]) -> dict[str, str]:
+def shown_labels(labels: Mapping[str, str]) -> dict[str, str]:
+    """Return labels with each value on one line, cut if it is too long."""
     return {name: headline.line(value, 2048) for name, value in labels.items()}
 
 
@@ -166,6 +168,7 @@ def _cloud_event(
             group_labels=notification.labels,
             title=text.title,
             text=text.text,
+            console=text.console or msgspec.UNSET,
             alerts=tuple(shown),
             truncated_alerts=notification.notified_total - len(shown),
             truncated_pods=notification.pods_total - sum(len(alert.pods) for alert in shown),
@@ -176,18 +179,19 @@ def _cloud_event(
 
 def _version4(
     notification: notifications.Notification,
-    _: message.Message,
+    text: message.Message,
     shown: Sequence[vocabulary.AlertChanged],
 ) -> _Version4:
-    alerts = [alert_of(notification, alert) for alert in shown]
+    alerts = [alert_of(notification, alert, console_url=text.console_url) for alert in shown]
     return _Version4(
         group_key=notification.group,
         truncated_alerts=notification.notified_total - len(shown),
         status=str(notification.state),
         receiver=notification.receiver,
-        group_labels=_shown(notification.labels),
+        group_labels=shown_labels(notification.labels),
         common_labels=_common([alert.labels for alert in alerts]),
         common_annotations=_common([alert.annotations for alert in alerts]),
+        external_url=text.console_url.rstrip("/"),
         alerts=alerts,
     )
 
@@ -209,16 +213,18 @@ def signing_key(secret: str) -> bytes:
     try:
         key = base64.b64decode(secret.strip().removeprefix(_PREFIX), validate=True)
     except binascii.Error:
-        raise ValueError("a signing secret is base64, after the prefix whsec_") from None
+        raise ValueError(
+            "a signing secret must be base64, after an optional prefix whsec_"
+        ) from None
     if not _KEY_BYTES[0] <= len(key) <= _KEY_BYTES[1]:
         raise ValueError(
-            f"a signing secret has {_KEY_BYTES[0]} to {_KEY_BYTES[1]} bytes, not {len(key)}"
+            f"a signing secret must have {_KEY_BYTES[0]} to {_KEY_BYTES[1]} bytes, not {len(key)}"
         )
     return key
 
 
 def signature_headers(keys: Sequence[bytes], *, key: str, at_s: int, body: bytes) -> dict[str, str]:
-    """Return the three headers; `at_s` is Unix time; all attempts share `key`."""
+    """Return the signature's headers; `at_s` is Unix time; `key` is the same for all attempts."""
     signed = f"{key}.{at_s}.".encode() + body
     signatures = [base64.b64encode(hmac.digest(secret, signed, hashlib.sha256)) for secret in keys]
     return {
@@ -239,14 +245,14 @@ class Webhook:
         alerts_max: int = 0,
         keys: Sequence[bytes] = (),
         bearer: str = "",
-        templates: receiver_settings.Templates | None = None,
+        composer: message.Composer = message.PLAIN,
     ) -> None:
         self._endpoint = to
         self._format = format_
         self._alerts_max = alerts_max
         self._keys = tuple(keys)
         self._bearer = bearer
-        self._templates = templates or receiver_settings.Templates()
+        self._composer = composer
 
     async def send(
         self, notification: notifications.Notification, _: Mapping[str, str]
@@ -256,7 +262,7 @@ class Webhook:
         After a timeout, it is unknown whether the message has arrived. It is retried with the same
         `Idempotency-Key` and `webhook-id`, so that the receiver can drop a repeat.
         """
-        text = message.compose(notification, self._templates)
+        text = self._composer.compose(notification)
         body = encode_body(notification, text, format_=self._format, alerts_max=self._alerts_max)
         headers = {
             "Content-Type": CONTENT_TYPES[self._format],
@@ -280,14 +286,19 @@ class _Postable(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     annotations: dict[str, str]
     starts_at: str
     ends_at: str
+    generator_url: str | msgspec.UnsetType = msgspec.field(
+        name="generatorURL", default=msgspec.UNSET
+    )
 
 
-def encode_alerts(notification: notifications.Notification, *, lifetime: timedelta) -> bytes:
-    """Return the request's body."""
+def encode_alerts(
+    notification: notifications.Notification, *, lifetime: timedelta, console_url: str = ""
+) -> bytes:
+    """Return the body for Alertmanager's API; firing alerts end after `lifetime`."""
     until = (notification.at + lifetime).isoformat()
     postable = []
     for alert in (*notification.firing, *notification.resolved):
-        view = alert_of(notification, alert)
+        view = alert_of(notification, alert, console_url=console_url)
         ends_at = alert.ends_at.isoformat() if alert.ends_at is not None else until
         postable.append(
             _Postable(
@@ -295,6 +306,7 @@ def encode_alerts(notification: notifications.Notification, *, lifetime: timedel
                 annotations=view.annotations,
                 starts_at=view.starts_at,
                 ends_at=ends_at,
+                generator_url=view.generator_url or msgspec.UNSET,
             )
         )
     return msgspec.json.encode(postable)
@@ -303,98 +315,17 @@ def encode_alerts(notification: notifications.Notification, *, lifetime: timedel
 class AlertmanagerPush:
     """Pushes to one Alertmanager, by its base address."""
 
-    def __init__(self, to: endpoint.Endpoint, *, bearer: str, lifetime: timedelta) -> None:
+    def __init__(
+        self, to: endpoint.Endpoint, *, bearer: str, lifetime: timedelta, console_url: str
+    ) -> None:
         self._endpoint = to
         self._headers = {"Authorization": f"Bearer {bearer}"} if bearer else {}
         self._lifetime = lifetime
+        self._console_url = console_url
 
     async def send(
         self, notification: notifications.Notification, _: Mapping[str, str]
     ) -> results.Result:
         """Push the alerts of a group."""
-        body = encode_alerts(notification, lifetime=self._lifetime)
+        body = encode_alerts(notification, lifetime=self._lifetime, console_url=self._console_url)
         return await self._endpoint.post_json(body, below="/api/v2/alerts", headers=self._headers)
-
-
-PAGERDUTY_BYTES_MAX: Final = 500 * 1000
-"""PagerDuty accepts 512 KB."""
-
-_SUMMARY_MAX: Final = 1024
-_KEY_MAX: Final = 255
-
-Json = dict[str, object]
-
-
-def encode_pagerduty(
-    notification: notifications.Notification, text: message.Message, *, routing_key: str
-) -> bytes:
-    """Return the body to trigger, acknowledge or resolve, with as many alerts as fit."""
-    alerts = (*notification.firing, *notification.notified_resolved)
-
-    def encode(count: int) -> bytes:
-        shown = alerts[:count]
-        details: Json = {
-            "text": headline.cut(text.text, 10_000),
-            "group": _shown(notification.labels),
-            "alerts": [msgspec.to_builtins(alert_of(notification, alert)) for alert in shown],
-            "truncated_alerts": notification.notified_total - len(shown),
-        }
-        return msgspec.json.encode(_pagerduty_event(notification, text, routing_key, details))
-
-    return encode_fitting(encode, len(alerts), PAGERDUTY_BYTES_MAX)
-
-
-def dedup_key(group: str) -> str:
-    """Return a group's `dedup_key`."""
-    is_fit = len(group) <= _KEY_MAX and group.isprintable()
-    return group if is_fit else notifications.token(group)
-
-
-def _pagerduty_event(
-    notification: notifications.Notification,
-    text: message.Message,
-    routing_key: str,
-    details: Json,
-) -> Json:
-    action = "trigger" if notification.firing_ids else "resolve"
-    if notification.reason is vocabulary.NotificationReason.ACKNOWLEDGED:
-        action = "acknowledge"
-    body: Json = {
-        "routing_key": routing_key,
-        "event_action": action,
-        "dedup_key": dedup_key(notification.group),
-    }
-    if action != "trigger":
-        return body
-    links = [{"href": link, "text": "runbook"} for link in message.runbooks(notification)]
-    return body | {
-        "payload": {
-            "summary": headline.cut(text.title, _SUMMARY_MAX),
-            **_first(notification),
-            "custom_details": details,
-        },
-        "links": [link for link in links if link["href"].startswith("https://")],
-        "client": "muster",
-    }
-
-
-def _first(notification: notifications.Notification) -> Json:
-    """Return the part of the payload that is about the most urgent alert.
-
-    With many thousands of alerts, their ids fill the notification and leave no space for an alert.
-    """
-    if not notification.firing:
-        return {
-            "source": headline.node_name(notification.node),
-            "severity": str(vocabulary.Severity.CRITICAL),
-            "timestamp": notification.at.isoformat(),
-        }
-    order = tuple(vocabulary.Severity)
-    first = notification.firing[0]
-    return {
-        "source": headline.node_name(first.node),
-        "severity": str(min((a.severity for a in notification.firing), key=order.index)),
-        "timestamp": first.starts_at.isoformat(),
-        "component": first.plugin,
-        "class": str(first.kind),
-    }

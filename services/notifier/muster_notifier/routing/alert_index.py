@@ -1,8 +1,8 @@
-"""Pure: the alert index: the groups that an alert belongs to, and those that it has left.
+"""Pure: tracks the groups that each alert belongs to, and those that it has left.
 
 The newest event about a fingerprint counts. When the labels of an alert change, its last version is
 resolved in the groups that it no longer belongs to. A resolved alert is resolved in all its groups,
-even in those that it would no longer be routed to. The receivers that the owners of its pods have
+even in groups that its route no longer leads to. The receivers that the owners of its pods have
 named stay until the owners are looked up again.
 """
 
@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from muster import codec, vocabulary
+from muster import codec, matching, vocabulary
 from muster_notifier.routing import groups, routes
 
 _ENTRIES_MAX: Final = 100_000
@@ -50,7 +50,7 @@ class _Entry(msgspec.Struct, frozen=True, gc=False):
 
 
 class AlertIndex:
-    """The latest event of every alert; see the module."""
+    """Stores the latest event of every alert, and the groups that each alert belongs to."""
 
     def __init__(
         self, root: routes.Route, owners: routes.Route | None, ungrouped: Collection[str]
@@ -80,7 +80,7 @@ class AlertIndex:
         owners = entry.owners if entry is not None else _NO_OWNERS
         if isinstance(received, OwnedAlert):
             owners = received.owners
-        labels = routes.labels_of(alert)
+        labels = matching.labels_of(alert)
         places = self._places(labels, owners)
         before = entry.places if entry is not None else {}
         if alert.state is vocabulary.AlertState.RESOLVED:
@@ -95,7 +95,7 @@ class AlertIndex:
             ended = msgspec.structs.replace(
                 entry.alert, state=vocabulary.AlertState.RESOLVED, ends_at=event.time
             )
-            was = routes.labels_of(entry.alert)
+            was = matching.labels_of(entry.alert)
             placements += [
                 self._placement(key, before[key], ended, was, entry.owners) for key in left
             ]
@@ -120,7 +120,7 @@ class AlertIndex:
         labels: Mapping[str, str],
         owners: Owners,
     ) -> Placement:
-        """Return the alert for this receiver; an owner does not see the pods of other owners."""
+        """Return the alert for this receiver; an owner of workloads sees only their own pods."""
         receiver = key[0]
         if route is self._owners and receiver in owners:
             own = owners[receiver]
@@ -170,14 +170,14 @@ class AlertIndex:
         if len(self._place_sets) > _STRINGS_MAX:
             self._place_sets.clear()
         shared = self._place_sets.setdefault(tuple(places), places)
-        # the latest is last
+        # move the entry to the end, because the first one is dropped when there are too many
         self._entries.pop(alert.fingerprint, None)
         self._entries[alert.fingerprint] = _Entry(stored, alert, shared, owners)
         if len(self._entries) > _ENTRIES_MAX:
             del self._entries[next(iter(self._entries))]
 
     def _with_shared_strings(self, alert: vocabulary.AlertChanged) -> vocabulary.AlertChanged:
-        """Return the alert with shared strings, as thousands of alerts may be nearly equal."""
+        """Return the alert with shared strings, to save memory: many alerts are nearly equal."""
         return msgspec.structs.replace(
             alert,
             plugin=self._intern(alert.plugin),

@@ -1,4 +1,4 @@
-"""Pure: decides whether a receiver is notified of a group now, by Alertmanager's rules.
+"""Pure: decides whether a flush notifies (first, changed, resolved, repeat), as in Alertmanager.
 
 | # | condition | answer |
 |---|---|---|
@@ -6,19 +6,21 @@
 | 2 | a firing alert was not in the last notification | FIRST if none fired in it, else NEW_ALERTS |
 | 3 | no alert fires | ALL_RESOLVED if an alert fired in the last notification, else nothing |
 | 4 | a resolved alert was not in the last notification, and the receiver wants it | NEW_RESOLVED |
-| 5 | the last notification is older than `repeat_interval_s` | REPEAT |
-| 6 | otherwise | nothing |
+| 5 | a firing alert has an aspect that was never in a notification | CHANGED |
+| 6 | the last notification is older than `repeat_interval_s` | REPEAT |
+| 7 | otherwise | nothing |
 
-Source: prometheus/alertmanager notify/dedup_stage.go, needsUpdate (August 2026). Row 3 ignores
-`send_resolved` on purpose: the firing alerts must be forgotten, even if nothing is sent.
+Source: prometheus/alertmanager notify/dedup_stage.go, needsUpdate (August 2026), except row 5:
+`notifications.aspects_of` has the aspects. Row 3 ignores `send_resolved` on purpose: the firing
+alerts must be forgotten, even if nothing is sent.
 """
 
 from collections.abc import Collection, Mapping
 from collections.abc import Set as AbstractSet
 from datetime import datetime
 
-from muster import vocabulary
-from muster_notifier.routing import groups, muting, notifications, routes
+from muster import matching, vocabulary
+from muster_notifier.routing import groups, muting, notifications
 
 
 def reason_to_notify(
@@ -29,6 +31,7 @@ def reason_to_notify(
     send_resolved: bool,
     repeat_interval_s: float,
     now: float,
+    has_changed: bool = False,
 ) -> vocabulary.NotificationReason | None:
     """Return why the receiver must be notified of the group now, or None if it need not be."""
     if notified is None:
@@ -43,15 +46,16 @@ def reason_to_notify(
         return vocabulary.NotificationReason.ALL_RESOLVED if notified.firing else None
     if send_resolved and not resolved <= notified.resolved:
         return vocabulary.NotificationReason.NEW_RESOLVED
-    if now - notified.at >= repeat_interval_s:
-        return vocabulary.NotificationReason.REPEAT
-    return None
+    if has_changed:
+        return vocabulary.NotificationReason.CHANGED
+    is_due = now - notified.at >= repeat_interval_s
+    return vocabulary.NotificationReason.REPEAT if is_due else None
 
 
 def is_acknowledged_now(notified: groups.Notified | None, *, silenced: AbstractSet[str]) -> bool:
-    """Return whether all firing alerts are silenced and the receiver does not know that yet.
+    """Return whether all firing alerts are silenced and the receiver has not been informed yet.
 
-    The table above does not cover this case, because it does not consider silenced alerts.
+    The module's table does not cover this case, because it ignores silenced alerts.
     """
     if notified is None or not notified.firing or notified.is_acknowledged:
         return False
@@ -59,7 +63,7 @@ def is_acknowledged_now(notified: groups.Notified | None, *, silenced: AbstractS
 
 
 class NotificationBuilder:
-    """Builds the notifications that are due; see the module."""
+    """Builds the notifications that are due, by the rules in the module's docstring."""
 
     def __init__(
         self,
@@ -68,7 +72,7 @@ class NotificationBuilder:
         acknowledging: Collection[str],
         muted_by: muting.Muting,
     ) -> None:
-        """`receivers` maps each name to its `send_resolved`."""
+        """Create a builder; `receivers` maps each name to its `send_resolved` setting."""
         self._receivers = dict(receivers)
         self._acknowledging = frozenset(acknowledging)
         self._muting = muted_by
@@ -94,6 +98,8 @@ class NotificationBuilder:
             send_resolved=self._receivers[receiver],
             repeat_interval_s=group.route.timing.repeat_interval_s,
             now=now,
+            has_changed=group.notified is not None
+            and notifications.has_new_aspect(firing, group.notified.aspects),
         )
         if not (firing or resolved) and self._is_acknowledged(group):
             reason = vocabulary.NotificationReason.ACKNOWLEDGED
@@ -113,6 +119,7 @@ class NotificationBuilder:
             send_resolved=self._receivers[receiver],
             at=at,
             why=group.route.why,
+            before=group.notified.aspects if group.notified else {},
         )
 
     def _unmuted(
@@ -124,7 +131,7 @@ class NotificationBuilder:
         resolved: list[vocabulary.AlertChanged] = []
         for alert in list(group.alerts.values()):
             fires = alert.state is vocabulary.AlertState.FIRING
-            muted = self._muting.muted_by(routes.labels_of(alert), at)
+            muted = self._muting.muted_by(matching.labels_of(alert), at)
             if muted is None or (not fires and group.was_notified_of(alert.fingerprint)):
                 (firing if fires else resolved).append(alert)
             elif fires:

@@ -1,4 +1,4 @@
-"""Pure: sorts alerts into groups, and turns groups into notifications.
+"""Pure: decides when each group of alerts is flushed, and turns groups into notifications.
 
 Each receiver has its own groups, independent of the others. A group is flushed `group_wait_s` after
 its first alert and then every `group_interval_s` while it exists. Each flush leaves out muted
@@ -21,7 +21,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from muster import codec, vocabulary
+from muster import codec, matching, vocabulary
 from muster_notifier.routing import alert_index, decision, groups, muting, notifications, routes
 
 
@@ -53,12 +53,19 @@ class Failed:
     notification: notifications.Notification
 
 
-Outcome = Delivered | Postponed | Failed
+@dataclass(frozen=True, slots=True)
+class Requested:
+    """Somebody replays a dead letter whose alerts still fire: its group must be flushed now."""
+
+    notification: notifications.Notification
+
+
+Outcome = Delivered | Postponed | Failed | Requested
 Input = codec.CloudEvent | alert_index.OwnedAlert | muting.SilenceChanged | ClockRead | Outcome
 
 
 class Grouping:
-    """Turns alerts and the results of notifications into notifications; see the module."""
+    """A state machine that turns alerts and the results of notifications into notifications."""
 
     def __init__(
         self,
@@ -106,7 +113,8 @@ class Grouping:
         for entry in entries:
             key = entry.receiver, entry.group
             if not entry.firing:
-                self._restored.end(key, entry.id)
+                ended_at = min(now, self._clock.monotonic(entry.at, now))
+                self._restored.end(key, entry.id, ended_at)
             elif entry.receiver in self._receivers:
                 notified = groups.Notified(
                     firing=frozenset(entry.firing),
@@ -115,6 +123,7 @@ class Grouping:
                     at=min(now, self._clock.monotonic(entry.at, now)),
                     id=entry.id,
                     is_acknowledged=entry.reason is vocabulary.NotificationReason.ACKNOWLEDGED,
+                    aspects=entry.aspects,
                 )
                 self._restored.restore(key, notified)
         for notification in pending:
@@ -141,6 +150,8 @@ class Grouping:
                 return self._on_postponed(notification, now)
             case Failed(notification):
                 return self._on_ended(notification, now)
+            case Requested(notification):
+                return self._on_requested(notification, now)
         return ()
 
     def tick(self, now: float) -> Sequence[notifications.Notification]:
@@ -183,7 +194,7 @@ class Grouping:
             return
         event = received.event if isinstance(received, alert_index.OwnedAlert) else received
         assert isinstance(event.data, vocabulary.AlertChanged), "only alerts are indexed"
-        self._muting.observe_alert(event.data, routes.labels_of(event.data))
+        self._muting.observe_alert(event.data, matching.labels_of(event.data))
         came_at = now if is_new else min(now, self._clock.monotonic(event.time, now))
         for placement in (*placements, *self._resolved_elsewhere(event.data, placements)):
             self._add(placement, now=now, came_at=came_at, is_new=is_new)
@@ -229,7 +240,11 @@ class Grouping:
             self._timers.set(group, max(now, min(group.flush_at, due)))
         group.alerts[alert.fingerprint] = alert
         if timing.resolve_wait_s is not None and group.notified is not None and not group.firing():
-            self._timers.set(group, min(group.flush_at, now + timing.resolve_wait_s))
+            early = now + timing.resolve_wait_s
+            if group.ended_at is not None:
+                # an alert that comes and goes must not be sent more often than other changes
+                early = max(early, group.ended_at + timing.group_interval_s)
+            self._timers.set(group, min(group.flush_at, early))
 
     def _restore_in_flight(self, notification: notifications.Notification, now: float) -> None:
         """Record that a notification is in the outbox; its result will be reported."""
@@ -251,7 +266,7 @@ class Grouping:
         labels: Mapping[str, str],
         notified: groups.Notified | None,
     ) -> groups.Group:
-        last_id = self._restored.last_id_of(key)
+        last_id, ended_at = self._restored.last_id_of(key), self._restored.ended_at(key)
         self._restored.drop(key)
         group = groups.Group(
             key=key,
@@ -260,6 +275,7 @@ class Grouping:
             flush_at=math.inf,
             notified=notified,
             last_id=last_id,
+            ended_at=ended_at,
         )
         self._groups[key] = group
         return group
@@ -283,6 +299,15 @@ class Grouping:
             group.is_postponed = True
             self._limits.postpone(notification.receiver)
         out = self._replace(group, now) if group.is_overdue else []
+        return [*out, *self._notify_waiting(notification.receiver, now)]
+
+    def _on_requested(
+        self, notification: notifications.Notification, now: float
+    ) -> Sequence[notifications.Notification]:
+        group = self._groups.get((notification.receiver, notification.group))
+        if group is None:
+            return ()  # the route is no longer configured
+        out = self._enqueue(group, now)
         return [*out, *self._notify_waiting(notification.receiver, now)]
 
     def _on_ended(
@@ -342,11 +367,11 @@ class Grouping:
         if group.notified is not None:
             self._restored.put(group.key, group.notified)
         elif group.last_id:
-            self._restored.end(group.key, group.last_id)
+            self._restored.end(group.key, group.last_id, group.ended_at)
 
 
 def _flush_after(flushed_at: float, came_at: float, timing: routes.Timing) -> float:
-    """Return the first flush after `came_at` for a group that was flushed at `flushed_at`."""
+    """Return the time of the next flush after `came_at`; the last one was at `flushed_at`."""
     interval_s = timing.group_interval_s
     return flushed_at + interval_s * max(1, math.ceil((came_at - flushed_at) / interval_s))
 

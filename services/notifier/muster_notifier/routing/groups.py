@@ -1,4 +1,4 @@
-"""Pure: one group of alerts for one receiver, with the times to flush and to send it."""
+"""Pure: the state of one group of alerts for one receiver, and the limits on what is in flight."""
 
 import heapq
 from collections import Counter
@@ -16,16 +16,21 @@ Key = tuple[str, str]
 """The name of a receiver and the name of a group."""
 _RESOLVED_MAX: Final = 20_000
 IN_FLIGHT_MAX: Final = 8
-"""The maximum number of notifications in flight to one receiver: a receiver that recovers must
-not be flooded. A notification that waits here is built only when it can be sent."""
+"""The maximum number of notifications in flight to one receiver.
+
+A receiver that recovers must not be flooded. A waiting notification is built only when it can be
+sent.
+"""
 OUTSTANDING_MAX: Final = 256
 """The maximum number of a receiver's notifications in the outbox, including those retried."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Notified:
-    """A receiver's last notification about a group, by fingerprint; `at` is monotonic seconds.
+    """A receiver's last notification about a group; `at` is monotonic seconds.
 
+    `firing` and `resolved` are fingerprints of alerts. `aspects` are those of the firing alerts
+    that this notification or an earlier one mentioned.
     `is_acknowledged` means that it reported that the whole group was silenced.
     """
 
@@ -34,6 +39,7 @@ class Notified:
     at: float
     id: str
     is_acknowledged: bool = False
+    aspects: notifications.Aspects = field(default_factory=dict)
 
 
 class View(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,7 +60,7 @@ class Group:
     """The alerts of a group, its notification in flight, and its last delivered one.
 
     A resolved alert stays until the receiver has been notified of it, or need not be notified.
-    `is_overdue` means that a flush came while a notification was in flight, `is_postponed` that
+    `is_overdue` means that a flush was due while a notification was in flight, `is_postponed` that
     this notification is being retried. `muted` lists the alerts that the last flush left out, each
     with the reason.
     """
@@ -65,7 +71,9 @@ class Group:
     flush_at: float
     notified: Notified | None
     last_id: str
-    """The id of the last notification, even if that said that all alerts are resolved."""
+    """The id of the last notification, even if it reported that all alerts are resolved."""
+    ended_at: float | None = None
+    """When the receiver was last notified that all alerts are resolved."""
     alerts: dict[str, vocabulary.AlertChanged] = field(default_factory=dict)
     in_flight: notifications.Notification | None = None
     is_overdue: bool = False
@@ -90,13 +98,16 @@ class Group:
         """Record that a notification was delivered; drop the alerts that it resolved."""
         self.notified = None
         self.last_id = notification.id
-        if notification.firing_ids:
+        if not notification.firing_ids:
+            self.ended_at = at
+        else:
             self.notified = Notified(
                 firing=frozenset(notification.firing_ids),
                 resolved=frozenset(notification.resolved_ids),
                 at=at,
                 id=notification.id,
                 is_acknowledged=notification.reason is vocabulary.NotificationReason.ACKNOWLEDGED,
+                aspects=notification.aspects,
             )
         for name, began in zip(notification.resolved_ids, notification.episodes, strict=True):
             alert = self.alerts.get(name)
@@ -136,7 +147,7 @@ class RestoredGroups:
     def __init__(self) -> None:
         self._notified: dict[Key, Notified] = {}
         self._by_alert: dict[str, set[Key]] = {}
-        self._resolved: dict[Key, str] = {}
+        self._resolved: dict[Key, tuple[str, float | None]] = {}
 
     def restore(self, key: Key, notified: Notified) -> None:
         """Add a group that has firing alerts according to the ledger."""
@@ -148,27 +159,31 @@ class RestoredGroups:
         """Add a group that has become empty again."""
         self._notified[key] = notified
 
-    def end(self, key: Key, last_id: str) -> None:
-        """Record the id of the last notification about a group that no longer has firing alerts.
+    def end(self, key: Key, last_id: str, ended_at: float | None) -> None:
+        """Record the id and the time of the last notification about a group that has ended.
 
         If the same alert fires again, its notification follows this one.
         """
         self._resolved.pop(key, None)
-        self._resolved[key] = last_id
+        self._resolved[key] = last_id, ended_at
         if len(self._resolved) > _RESOLVED_MAX:
             del self._resolved[next(iter(self._resolved))]
 
     def last_id_of(self, key: Key) -> str:
         """Return the id of the last notification about a group; empty if there is none."""
         notified = self._notified.get(key)
-        return notified.id if notified else self._resolved.get(key, "")
+        return notified.id if notified else self._resolved.get(key, ("", None))[0]
+
+    def ended_at(self, key: Key) -> float | None:
+        """Return when a receiver was last notified that a group has ended; None if unknown."""
+        return self._resolved.get(key, ("", None))[1]
 
     def get(self, key: Key) -> Notified | None:
         """Return the last notification about a group that has firing alerts, if any."""
         return self._notified.get(key)
 
     def drop(self, key: Key) -> None:
-        """Forget a group that has alerts again, and so stores its last notification itself."""
+        """Drop a group that has alerts again; its `Group` then stores the last notification."""
         self._notified.pop(key, None)
         self._resolved.pop(key, None)
 

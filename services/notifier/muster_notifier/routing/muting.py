@@ -1,9 +1,9 @@
 """Pure: decides whether inhibition, silences, maintenance or mute times mute an alert now.
 
-Inhibition: a firing alert mutes others that only follow from it. A rule has matchers for the
-source, matchers for the target, and labels that must be equal in both; a label that both lack is
-equal. An alert that matches both sides of a rule is not inhibited by another that matches both
-sides, and so never by itself (prometheus/alertmanager inhibit/inhibit.go).
+Inhibition: a firing alert mutes other alerts that are only its consequences. A rule has matchers
+for the source, matchers for the target, and labels that must be equal in both; a label that both
+lack is equal. An alert that matches both sides of a rule is not inhibited by another that matches
+both sides, and so never by itself (prometheus/alertmanager inhibit/inhibit.go).
 
 Time intervals are Alertmanager's: times of day, weekdays, days, months, years. A moment is in an
 interval if it matches each part that is set; it matches a part if it is in one of the part's ranges
@@ -151,7 +151,7 @@ def _zone(location: str) -> tzinfo:
     try:
         return zoneinfo.ZoneInfo(location)
     except (ValueError, OSError, zoneinfo.ZoneInfoNotFoundError):
-        raise ValueError(f"location: no time zone {location!r} is known here") from None
+        raise ValueError(f"location: unknown time zone {location!r}") from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -238,7 +238,7 @@ BY_PEOPLE: Final = frozenset({Cause.SILENCED, Cause.MAINTENANCE})
 
 
 class Muted(msgspec.Struct, frozen=True):
-    """The cause, and its source: a fingerprint and rule, a silence, a plugin or an interval."""
+    """Why an alert is muted, and by what: alert and rule, silence, plugin or interval."""
 
     cause: Cause
     by: str

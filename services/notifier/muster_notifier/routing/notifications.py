@@ -5,7 +5,7 @@ ledger has an entry for the last notification of each receiver and group.
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from typing import Annotated, Final, TypeVar
 
@@ -17,6 +17,8 @@ from muster.vocabulary import facts
 ENCODED_BYTES_MAX: Final = 256 * 1024
 ALERTS_MAX: Final = 100
 PODS_MAX: Final = 50
+_ASPECTS_MAX: Final = 64
+"""The maximum number of an alert's aspects that cause notifications: plugins choose their names."""
 
 _URGENCY: Final = tuple(vocabulary.Severity)
 _EVIDENCE_MAX: Final = 10
@@ -28,6 +30,9 @@ class Malformed(ValueError):
 
 Time = Annotated[datetime, msgspec.Meta(tz=True)]
 Stored = TypeVar("Stored")
+Aspects = Mapping[str, frozenset[str]]
+"""The aspects of alerts by fingerprint; empty if there are more than `ALERTS_MAX` alerts."""
+_NO_ASPECTS: Final[Aspects] = {}
 
 
 class Notification(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,6 +43,7 @@ class Notification(msgspec.Struct, frozen=True, kw_only=True):
     the most urgent of these alerts. `episodes` contains the start of each resolved alert. `why` is
     the reason for notifying this receiver if that is not obvious, as for the owner of a workload.
     `pods_total` counts the pods of all alerts, `pods_of` those of each alert with many pods.
+    `aspects` are those of the firing alerts, in this or an earlier notification.
     """
 
     id: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][-A-Za-z0-9]{0,62}$")]
@@ -54,10 +60,9 @@ class Notification(msgspec.Struct, frozen=True, kw_only=True):
     at: Time
     pods_total: int = 0
     pods_of: dict[str, int] = {}
+    aspects: dict[str, frozenset[str]] = {}
     why: str = ""
     is_test: bool = False
-    in_cluster: bool = False
-    """Whether commands in its text must name a cluster, because the notifier runs in one."""
 
     def __post_init__(self) -> None:
         """Refuse a time without a time zone, or with a year out of range."""
@@ -75,7 +80,7 @@ class Notification(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_ledger_only(self) -> bool:
-        """Return whether nothing is sent: only the ledger records that all is resolved."""
+        """Return whether the notification is not sent, but only recorded in the ledger."""
         return not self.firing_ids and not self.send_resolved
 
     @property
@@ -92,7 +97,7 @@ class Notification(msgspec.Struct, frozen=True, kw_only=True):
 def most_urgent_first(
     alerts: Sequence[vocabulary.AlertChanged],
 ) -> tuple[vocabulary.AlertChanged, ...]:
-    """Return the alerts in reading order, always the same for the same alerts."""
+    """Return the alerts, the most urgent first; the order depends only on the alerts."""
     return tuple(
         sorted(alerts, key=lambda a: (_URGENCY.index(a.severity), a.node, a.devices, a.fingerprint))
     )
@@ -110,8 +115,11 @@ def create(  # noqa: PLR0913  # the parts of a notification, each by its name
     send_resolved: bool,
     at: datetime,
     why: str = "",
+    before: Aspects = _NO_ASPECTS,
 ) -> Notification:
     """Return a notification. `after` is the id of the receiver's previous one, or empty.
+
+    `before` has the aspects that the receiver was notified of.
 
     A notifier that crashed after sending, but before recording, makes the same decision again and
     creates the same id. A reminder follows another notification, so it gets another id.
@@ -136,6 +144,7 @@ def create(  # noqa: PLR0913  # the parts of a notification, each by its name
         send_resolved=send_resolved,
         at=at,
         why=why,
+        aspects=_all_aspects(fires, before),
         pods_total=sum(_affected(alert) for alert in (*fires, *ended)),
         pods_of={
             alert.fingerprint: _affected(alert)
@@ -143,6 +152,40 @@ def create(  # noqa: PLR0913  # the parts of a notification, each by its name
             if _affected(alert) > min(len(alert.pods), PODS_MAX)
         },
     )
+
+
+def aspects_of(alert: vocabulary.AlertChanged) -> frozenset[str]:
+    """Return an alert's cause, its devices, and whether it affects pods, each as a short hash.
+
+    The cause is the kind and the advice; the summary is not used, because its details change.
+    """
+    texts = [f"cause {alert.kind} {alert.advice}", *(f"device {name}" for name in alert.devices)]
+    texts += ["pods"] if alert.pods or alert.pods_total else []
+    return frozenset(hashlib.sha256(text.encode()).hexdigest()[:8] for text in texts)
+
+
+def has_new_aspect(firing: Collection[vocabulary.AlertChanged], before: Aspects) -> bool:
+    """Return whether an alert that was notified before has an aspect that was never notified.
+
+    Each aspect is new only once, so an alert that alternates between two states is not sent each
+    time.
+    """
+    if len(firing) > ALERTS_MAX:
+        return False
+    known = ((alert, before[alert.fingerprint]) for alert in firing if alert.fingerprint in before)
+    return any(len(old) < _ASPECTS_MAX and not aspects_of(alert) <= old for alert, old in known)
+
+
+def _all_aspects(
+    firing: Collection[vocabulary.AlertChanged], before: Aspects
+) -> dict[str, frozenset[str]]:
+    if len(firing) > ALERTS_MAX:
+        return {}
+    nothing: frozenset[str] = frozenset()
+    return {
+        alert.fingerprint: before.get(alert.fingerprint, nothing) | aspects_of(alert)
+        for alert in firing
+    }
 
 
 def _affected(alert: vocabulary.AlertChanged) -> int:
@@ -159,7 +202,7 @@ def encode(notification: Notification) -> bytes:
     """Return the notification as JSON, with as many alerts as fit."""
     count = ALERTS_MAX
     while True:
-        encoded = msgspec.json.encode(_with_at_most(notification, count))
+        encoded = msgspec.json.encode(_with_at_most(notification, count), order="deterministic")
         if len(encoded) <= ENCODED_BYTES_MAX or count == 0:
             return encoded
         count //= 2
@@ -209,6 +252,7 @@ class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True):
     attempts: vocabulary.Count
     data: dict[str, str] = {}
     starts_at: Time | None = None
+    aspects: dict[str, frozenset[str]] = {}
 
     def __post_init__(self) -> None:
         """Refuse a time without a time zone, or with a year out of range."""
@@ -233,6 +277,7 @@ def entry_of(
         attempts=attempts,
         data=dict(data or {}),
         starts_at=min((alert.starts_at for alert in notification.firing), default=None),
+        aspects=notification.aspects,
     )
 
 
@@ -243,7 +288,7 @@ def ledger_key(receiver: str, group: str) -> str:
 
 def encode_entry(entry: LedgerEntry) -> bytes:
     """Return the entry as JSON."""
-    return msgspec.json.encode(entry)
+    return msgspec.json.encode(entry, order="deterministic")
 
 
 def decode_entry(value: bytes) -> LedgerEntry:

@@ -10,32 +10,12 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from muster import matching, vocabulary
+from muster import matching
 
 ALL_LABELS: Final = "..."
 """In `group_by`: all labels, so that each alert forms its own group (as in Alertmanager)."""
 
 LABEL_NAMES: Final = matching.LABELS
-
-
-def labels_of(alert: vocabulary.AlertChanged) -> dict[str, str]:
-    """Return all labels that are not empty; `alertname` equals `kind`.
-
-    `device` is present if the alert is about exactly one device; `flapping` is "true" if the plugin
-    fails repeatedly, `watched` the resource or driver of a plugin that muster does not run.
-    """
-    labels = {
-        "alertname": str(alert.kind),
-        "device": alert.devices[0] if len(alert.devices) == 1 else "",
-        "flapping": "true" if alert.flapping else "",
-        "kind": str(alert.kind),
-        "node": alert.node,
-        "plugin": alert.plugin,
-        "resource": alert.resource,
-        "severity": str(alert.severity),
-        "watched": alert.watched,
-    }
-    return {name: value for name, value in labels.items() if value}
 
 
 def select_labels(labels: Mapping[str, str], group_by: Collection[str]) -> dict[str, str]:
@@ -80,7 +60,7 @@ def _escaped(value: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """Alertmanager's three intervals, and one of our own.
+    """When a group is notified: Alertmanager's three intervals, and `resolve_wait_s`.
 
     With `resolve_wait_s`, the receiver is notified that long after all alerts of a group are
     resolved, instead of after a whole `group_interval_s`.

@@ -32,7 +32,7 @@ _BYTES_MAX: Final = 1024 * 1024 + 1
 
 app = cyclopts.App(
     name="config",
-    help="Check, show and import the configuration of the devices.",
+    help="Check, show and import the device configuration.",
     version_flags=[],
 )
 
@@ -78,11 +78,11 @@ class Options:
     """The options that `validate` and `show` share."""
 
     format: Annotated[
-        config_settings.Format, Parameter(help="The plugin that the file is for.")
+        config_settings.Format, Parameter(help="The plugin for which the file is written.")
     ] = config_settings.Format.MUSTER
     domain: _Domain = None
     default: _Default = ""
-    node: Annotated[str, Parameter(show_default=False, help="The node's name.")] = ""
+    node: Annotated[str, Parameter(show_default=False, help="The name of the node.")] = ""
     label: Annotated[
         tuple[str, ...],
         Parameter(
@@ -128,7 +128,7 @@ def validate(file: _File, /, options: Options = _DEFAULTS) -> None:
         output.warn("config", f"{file}: warning: {warning}")
     summary = _counted(on_node)
     if configuration.nodes and not (options.node or options.label):
-        summary += " on every node, and more on some: --node and --label show them"
+        summary += " on every node, and more on some nodes: show these with --node and --label"
     elif options.node:
         summary += f" on {options.node}"
     output.show(f"{file}: can be used; {summary}")
@@ -182,7 +182,7 @@ def import_file(
     *,
     peer: Annotated[
         Literal["smarter", "generic", "nvidia"],
-        Parameter(name="--from", help="The plugin that the file is for."),
+        Parameter(name="--from", help="The plugin for which the file is written."),
     ],
     domain: _Domain = None,
     default: _Default = "",
@@ -191,7 +191,7 @@ def import_file(
         Parameter(
             negative="",
             show_default=False,
-            help="Print the configuration even if settings were lost.",
+            help="Print the configuration even if settings are lost.",
         ),
     ] = False,
 ) -> int:
@@ -285,7 +285,7 @@ def _read(file: str, options: Options) -> config_settings.Settings:
 def _on_node(
     file: str, options: Options, configuration: config_settings.Settings
 ) -> config_settings.NodeConfiguration:
-    """Return the configuration of the named node."""
+    """Return the configuration of the node in the options."""
     name = options.node or configuration.node
     try:
         node = msgspec.convert(name or "any", vocabulary.NodeName)
@@ -371,7 +371,7 @@ async def _scan_gpus(
 def _rows(
     planned: resource_plan.PlannedResource, present: Iterable[vocabulary.Gpu]
 ) -> Iterator[tuple[str, str, str]]:
-    """Return a row for each physical device, with its first id."""
+    """Yield a row for each physical device, with its first id."""
     devices: dict[str, list[advertised.Unit]] = {}
     for unit in planned.units:
         devices.setdefault(unit.physical, []).append(unit)

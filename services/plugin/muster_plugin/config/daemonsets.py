@@ -50,7 +50,7 @@ def plugins_of(objects: Sequence[Manifest]) -> list[Manifest]:
 
 
 def for_labels(document: settings.Document, daemonset: Manifest) -> list[Manifest]:
-    """Return the DaemonSet for all other nodes, then one for each value. Raises Refused.
+    """Return the DaemonSet for all other nodes, then one for each label value. Raises Refused.
 
     An override that matches by the node's name needs no DaemonSet. `daemonset` may be the result of
     an earlier call.
@@ -74,13 +74,13 @@ def plugin_name(daemonset: Manifest) -> str:
 
 
 def name_of(daemonset: Manifest) -> str:
-    """Return the DaemonSet's namespace and name, as health's settings name them."""
+    """Return the DaemonSet's namespace and name, in the format of health's settings."""
     metadata = _below(daemonset, "metadata")
     return f"namespace: {metadata.get('namespace', 'default')}, daemonset: {metadata['name']}"
 
 
 def _label(nodes: Sequence[settings.NodeOverride]) -> tuple[str, list[str]]:
-    """Return the key and the values that the overrides match."""
+    """Return the label's key and the values that the overrides match."""
     problems: list[str] = []
     keys: dict[str, None] = {}
     values: dict[str, None] = {}
@@ -92,11 +92,11 @@ def _label(nodes: Sequence[settings.NodeOverride]) -> tuple[str, list[str]]:
             problems.append(f"nodes[{at}].match: a DaemonSet needs one label with a plain value")
         keys[key] = values[value] = None
     if len(keys) > 1:
-        problems.append(f"nodes: they match by several labels: {', '.join(keys)}")
+        problems.append(f"nodes: the overrides match by several labels: {', '.join(keys)}")
     if len(values) >= vocabulary.PLUGINS_MAX:
         problems.append(f"nodes: {len(values)} values; at most {vocabulary.PLUGINS_MAX - 1}")
     if not keys:
-        problems.append("nodes: none matches by a label, so one DaemonSet is enough")
+        problems.append("nodes: no override matches by a label, so one DaemonSet is enough")
     if problems:
         raise validation.Refused(problems)
     return next(iter(keys)), [*values]
@@ -118,7 +118,7 @@ def _for_value(base: Manifest, key: str, value: str) -> Manifest:
     try:
         msgspec.convert(name, vocabulary.PluginName)
     except msgspec.ValidationError:
-        problem = f"{name}: not a plugin's name; shorten the label's value"
+        problem = f"{name}: not a valid plugin name; shorten the label's value"
         raise validation.Refused([f"nodes: {problem}"]) from None
     _set_variable(made, _NAME, name)
     _set_variable(made, _LABELS, _text({key: value}))
@@ -147,7 +147,7 @@ def _keep_off(made: Manifest, key: str, values: Sequence[str]) -> None:
 
 
 def _let_on(made: Manifest, key: str) -> None:
-    """Undo `_keep_off`; a term without expressions would select no node."""
+    """Remove the expressions that `_keep_off` adds, and empty terms, which would select no node."""
     terms = _below(made, *_NODE_AFFINITY, _REQUIRED).get("nodeSelectorTerms")
     kept = [_without_last(term, key) for term in terms] if isinstance(terms, list) else []
     if any(kept):
@@ -194,7 +194,7 @@ def _set_variable(made: Manifest, name: str, value: str) -> None:
 
 
 def _container(daemonset: Mapping[str, object]) -> dict[str, object] | None:
-    """Return the container that runs the plugin."""
+    """Return the container that runs the plugin; None if there is none."""
     value: object = daemonset if daemonset.get("kind") == "DaemonSet" else None
     for key in ("spec", "template", "spec", "containers"):
         value = value.get(key) if isinstance(value, Mapping) else None

@@ -22,12 +22,12 @@ from muster_plugin.config.importers import (
 
 _LOGGED_MAX: Final = 1000
 _FILE: Final = "plugin.yaml"
-"""Where muster's own manifests have the plugin's configuration."""
+"""The key of the plugin's configuration in muster's own manifests."""
 _KEYS: Final = {
     config_settings.Format.GENERIC: {"devices", "device"},
     config_settings.Format.NVIDIA: {"version", "flags", "sharing"},
 }
-"""A file for another plugin has at least one of that plugin's keys."""
+"""The keys that identify another plugin's file: each file has at least one of them."""
 
 
 def read(

@@ -1,10 +1,9 @@
 """Pure: the configuration of GPUs: names, sharing, container options, placement and health.
 
 It covers every setting of NVIDIA's device plugin, which `importers.nvidia` converts. A selector
-(`model.gpu`) names devices: `0` or "0" a GPU by its index, "0:1" a MIG device by the GPU's index
-and its own, "GPU-..." and "MIG-..." by uuid, and where a pattern is allowed, `*` matches anything
-in a product's name. In a file, keys are in camel case (`migStrategy`), except for a unit
-(`poll_s`).
+(`model.gpu`) is the index of a GPU (`0` or "0"), the indexes of a GPU and its MIG device ("0:1"),
+or a uuid ("GPU-...", "MIG-..."). In a pattern for a product's name, `*` matches anything. In a
+file, keys are in camel case (`migStrategy`), except for a unit (`poll_s`).
 """
 
 import enum
@@ -25,7 +24,7 @@ DEFAULT_NAME: Final = f"{DOMAIN}/gpu"
 """The resource of a GPU that no pattern matches."""
 REPLICAS_MAX: Final = 1000
 SHARED_SUFFIX: Final = ".shared"
-"""The suffix of `rename_by_default` (api/config/v1/consts.go, v0.20)."""
+"""The suffix that `rename_by_default` adds to a name (api/config/v1/consts.go, v0.20)."""
 
 _PROFILE = re.compile(r"[0-9*][-0-9a-z.+*]*")
 _UNIT: Final = "_s"
@@ -53,7 +52,7 @@ def _path_problems(field: str, path: str) -> Iterator[str]:
 
 
 class MigStrategy(enum.StrEnum):
-    """Advertise whole GPUs only, identical MIG devices as `gpu`, or a resource per MIG profile."""
+    """How MIG devices are advertised: not at all, as `gpu` if all are identical, or by profile."""
 
     NONE = "none"
     SINGLE = "single"
@@ -61,7 +60,7 @@ class MigStrategy(enum.StrEnum):
 
 
 class DeviceList(enum.StrEnum):
-    """How the container runtime learns which GPUs a container gets."""
+    """How the container runtime is informed which GPUs a container gets."""
 
     ENVVAR = "envvar"
     VOLUME_MOUNTS = "volume-mounts"
@@ -107,17 +106,17 @@ class Naming(errors.Checked, frozen=True, kw_only=True, omit_defaults=True, rena
     mig: Pattern = ""
 
     def problems(self) -> Iterator[str]:
-        """Yield the problems; each begins with its key."""
+        """Yield the problems of this section; each begins with the key of its setting."""
         yield from _name_problems("name", self.name)
         if bool(self.product) == bool(self.mig):
             yield "set either product (for GPUs) or mig (a profile)"
         if self.mig and not _PROFILE.fullmatch(self.mig):
             yield (
-                f"mig: {errors.quoted(self.mig)} is not a profile; "
-                "write it as 1g.10gb or 1g.10gb+me, with * for anything"
+                f"mig: {errors.quoted(self.mig)} is not a profile; write it as 1g.10gb or "
+                f"1g.10gb+me, with * as a wildcard"
             )
         if not self.product.isprintable():
-            yield f"product: {errors.quoted(self.product)} is not a name of a product"
+            yield f"product: {errors.quoted(self.product)} is not a product name"
 
 
 class Shared(errors.Checked, frozen=True, kw_only=True, omit_defaults=True, rename=key):
@@ -139,7 +138,7 @@ class Shared(errors.Checked, frozen=True, kw_only=True, omit_defaults=True, rena
         return self.devices if isinstance(self.devices, tuple) else ()
 
     def problems(self) -> Iterator[str]:
-        """Yield the problems; each begins with its key."""
+        """Yield the problems of this section; each begins with the key of its setting."""
         yield from _name_problems("name", self.name)
         if self.rename:
             yield from _name_problems("rename", self.rename)
@@ -151,12 +150,12 @@ class Shared(errors.Checked, frozen=True, kw_only=True, omit_defaults=True, rena
 
 
 class Sharing(errors.Checked, frozen=True, kw_only=True, omit_defaults=True, rename=key):
-    """Time-slicing. Each entry for a name shares devices that no earlier entry shares."""
+    """Time-slicing. Of several entries for a name, each shares devices that earlier ones do not."""
 
     resources: Annotated[tuple[Shared, ...], msgspec.Meta(max_length=256)] = ()
     rename_by_default: bool = False
     one_per_request: bool = False
-    """Refuse a container that asks for more than one replica (failRequestsGreaterThanOne)."""
+    """Whether to refuse a container that requests several replicas (failRequestsGreaterThanOne)."""
 
     def advertised_name(self, shared: Shared) -> str:
         """Return the name under which an entry's devices are advertised."""
@@ -170,25 +169,25 @@ class Sharing(errors.Checked, frozen=True, kw_only=True, omit_defaults=True, ren
         return tuple(dict.fromkeys([*kept, *map(self.advertised_name, of_it)]))
 
     def problems(self) -> Iterator[str]:
-        """Yield the problems; each begins with its key."""
+        """Yield the problems of this section; each begins with the key of its setting."""
         for at, shared in enumerate(self.resources):
             if self.rename_by_default and not shared.rename:
                 yield from _name_problems(f"resources[{at}].name", shared.name + SHARED_SUFFIX)
             for before, later in enumerate(self.resources[:at]):
                 if later.name == shared.name and later.devices is None:
-                    yield f"resources[{at}]: resources[{before}] shares all {shared.name} already"
+                    yield f"resources[{at}]: resources[{before}] already shares all {shared.name}"
                     break
         for (before, earlier), (at, later) in itertools.combinations(enumerate(self.resources), 2):
             if earlier.name == later.name:
                 yield from (
-                    f"resources[{at}].devices: {errors.quoted(selector)} is shared by "
-                    f"resources[{before}] already"
+                    f"resources[{at}].devices: {errors.quoted(selector)} is already shared by "
+                    f"resources[{before}]"
                     for selector in _overlapping(earlier.listed_devices, later.listed_devices)
                 )
 
 
 class Imex(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename=key):
-    """IMEX channels; NVIDIA allows either no channel or channel 0."""
+    """The IMEX channels of containers; NVIDIA allows either no channel or channel 0."""
 
     channels: tuple[int, ...] = ()
     required: bool = False
@@ -217,7 +216,7 @@ class ContainerOptions(errors.Checked, frozen=True, kw_only=True, omit_defaults=
     imex: Imex = Imex()
 
     def problems(self) -> Iterator[str]:
-        """Yield the problems; each begins with its key."""
+        """Yield the problems of this section; each begins with the key of its setting."""
         for repeated in errors.duplicates([*self.device_list]):
             yield f"deviceList: {repeated} is listed twice"
         for name, path in [
@@ -287,7 +286,7 @@ class Gpus(errors.Checked, frozen=True, kw_only=True, omit_defaults=True, rename
         return products and (parts or self.mig_strategy is not MigStrategy.SINGLE)
 
     def problems(self) -> Iterator[str]:
-        """Yield the problems; each begins with its key."""
+        """Yield the problems of this section; each begins with the key of its setting."""
         yield from (
             f"exclude{problem}" for problem in gpu.selector_problems(self.exclude, products=True)
         )
@@ -298,8 +297,8 @@ class Gpus(errors.Checked, frozen=True, kw_only=True, omit_defaults=True, rename
                 if _matches_all(other, naming):
                     pattern = naming.product or naming.mig
                     yield (
-                        f"resources[{at}]: resources[{before}] matches all that "
-                        f"{errors.quoted(pattern)} does; put the narrower one first"
+                        f"resources[{at}]: resources[{before}] matches everything that "
+                        f"{errors.quoted(pattern)} matches; put the narrower pattern first"
                     )
                     break
         yield from _path_problems("library", self.library)

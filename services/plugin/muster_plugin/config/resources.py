@@ -63,7 +63,7 @@ class Usb(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Udev(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A device node by its sysfs attributes: shell patterns, all of which must match."""
+    """Selects device nodes by sysfs attributes; all of these shell patterns must match."""
 
     subsystem: Glob = ""
     driver: Glob = ""
@@ -111,7 +111,7 @@ class Entry(
 
     @property
     def is_one(self) -> bool:
-        """Whether the entry selects a single path, or a single USB device by its serial."""
+        """Whether the entry selects a single path, or a single USB device by its serial number."""
         return self.is_literal or bool(self.usb and self.usb.serial)
 
     def warnings(self) -> Iterator[str]:
@@ -281,5 +281,5 @@ def _glob_problems(key: str, glob: str) -> Iterator[str]:
     problems = [*patterns.glob_problems(glob)] or [*errors.path_problems(glob)]
     yield from errors.prefixed(key, problems)
     if not problems and not patterns.is_literal(glob.split("/")[1]):
-        text = "would search everything; begin with the name of a directory"
+        text = "would search the whole file system; begin with the name of a directory"
         yield f"{key}: {errors.quoted(glob)} {text}"

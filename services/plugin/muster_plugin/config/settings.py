@@ -26,7 +26,7 @@ API_VERSION: Final = "muster.dev/v1"
 
 _ENTRIES_MAX: Final = 500
 Resources = Sequence[config_resources.Resource | None]
-"""None stands for an invalid resource."""
+"""The configured resources; None stands for an invalid resource."""
 SOCKET_DIRECTORY: Final = "device-plugins"
 REGISTRY_DIRECTORY: Final = "plugins_registry"
 _SLUG_MAX: Final = 40
@@ -140,7 +140,7 @@ def name_problems(
 
 
 def overlap_problems(resources: Resources, nodes: Sequence[NodeOverride | None]) -> Iterator[str]:
-    """Yield a problem for each two resources that are certain to match the same device nodes."""
+    """Yield a problem for each pair of resources that certainly match the same device nodes."""
     overrides = [*validation.whole(nodes)]
     lists: list[Resources] = [resources, *(override.resources for _, override in overrides)]
     everything = [resource for entries in lists for _, resource in validation.whole(entries)]
@@ -202,7 +202,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def overlaps(claims: Sequence[Claim]) -> Iterator[tuple[Claim, Claim]]:
-    """Yield each pair of entries of two resources where the second matches all that the first does.
+    """Yield each pair of entries of two resources if the second matches every node of the first.
 
     A pattern is compared only with single paths and single USB devices; whether two patterns
     overlap can only be seen on the node.
@@ -251,7 +251,7 @@ class _Directory(errors.Checked, frozen=True, kw_only=True):
     directory: FilePath
 
     def problems(self) -> Iterator[str]:
-        """Yield why the path is refused."""
+        """Yield the reasons why the path is refused."""
         return errors.prefixed("directory", errors.path_problems(self.directory))
 
 
@@ -333,7 +333,7 @@ class Settings(
     def hash_for(self, node: str) -> str:
         """Return a hash of one node's device configuration, without other settings.
 
-        Health takes a new hash as an explanation for fewer devices. Raises ValueError like `at`.
+        Health accepts a new hash as the reason for fewer devices. Raises ValueError like `at`.
         """
         canonical = msgspec.json.encode((self.at(node), self.simulated_gpus), order="sorted")
         return hashlib.sha256(canonical).hexdigest()[:12]

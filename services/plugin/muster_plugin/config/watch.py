@@ -37,6 +37,6 @@ class Watch(errors.Checked, frozen=True, kw_only=True):
         return any(fnmatch.fnmatchcase(name, pattern) for pattern in self.ignore)
 
     def problems(self) -> Iterator[str]:
-        """Yield why the section is refused."""
+        """Yield the reasons why the section is refused."""
         for name in self.expect:
             yield from errors.prefixed("expect", advertised.name_problems(name, per_match=False))

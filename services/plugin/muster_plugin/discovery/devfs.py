@@ -27,11 +27,11 @@ DEPTH_MAX: Final = 10
 _USB_NODES: Final = "/dev/bus/usb/*/*"
 _EVERYTHING: Final = "/dev/**"
 _NOT_WALKED: Final = frozenset(f"/dev/{name}" for name in ("pts", "shm", "mqueue", "hugepages"))
-"""Other file systems, with many short-lived files and no devices."""
+"""Directories that are not scanned: they have many short-lived files and no devices."""
 _PER_PROCESS: Final = "/proc/"
-"""Links such as /dev/fd and /dev/stdin lead there, to different files in each process."""
+"""The directory to which links such as /dev/fd lead, with different files in each process."""
 _LINKS_MAX: Final = 40
-"""Linux, MAXSYMLINKS in include/linux/namei.h."""
+"""The longest chain of links that Linux follows (MAXSYMLINKS in include/linux/namei.h)."""
 
 
 class Scan(msgspec.Struct, frozen=True, kw_only=True):
@@ -363,5 +363,5 @@ def _number(text: str | None) -> int | None:
 
 
 def _is_safe(attribute: str) -> bool:
-    """Return whether the name stays within the device's directory."""
+    """Return whether an attribute's name stays within the device's directory in sysfs."""
     return not attribute.startswith("/") and ".." not in attribute.split("/")

@@ -18,19 +18,22 @@ from muster_plugin.model import errors
 
 _DEV: Final = "/dev/"
 _DEV_TIMEOUT_S: Final = 10.0
-"""Long, because some sysfs attributes are read from the hardware; devtmpfs does not hang."""
+"""The timeout for scanning /dev.
+
+It is long, because some sysfs attributes are read from the hardware; devtmpfs does not hang.
+"""
 _ELSEWHERE_TIMEOUT_S: Final = 2.0
 _PATHS_TIMEOUT_S: Final = 0.7
-"""Each Allocate checks paths twice and scans once in between, which takes 2 s at most."""
+"""The timeout for checking paths; an Allocate waits for up to three checks or scans, 2 s in all."""
 _RETRY_S: Final = 1.0
 """The delay after a scan that did not finish in time."""
 _LISTED_MAX: Final = 3
 _FEW_NODES: Final = 200
-"""Planning so few nodes takes less time than starting a thread."""
+"""Up to this many nodes are planned without a thread, whose start would take longer."""
 _PERIOD_S: Final = 30.0
 _SETTLE_S: Final = 0.002
 _SHARE: Final = 0.2
-"""The largest share of CPU time for scans, even if devices change all the time."""
+"""The largest share of CPU time for scans, even if devices change continuously."""
 
 
 class HostScanner:
@@ -38,7 +41,7 @@ class HostScanner:
 
     def __init__(self) -> None:
         self.directories: frozenset[Path] = frozenset()
-        """The directories whose changes may change the result."""
+        """The directories whose changes may change the result of a scan."""
         self.changed = asyncio.Event()
         """Set when `directories` has changed, so that new directories are watched."""
         self._dev = blocking.Latest(devfs.Scan())

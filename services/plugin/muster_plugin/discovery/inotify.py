@@ -34,7 +34,10 @@ _ONLYDIR: Final = 0x01000000
 NAME_EVENTS: Final = (
     _CREATE | _DELETE | _MOVED_FROM | _MOVED_TO | _DELETE_SELF | _MOVE_SELF | _ONLYDIR
 )
-"""Files created, removed or renamed; no writes, because /dev/null is written all the time."""
+"""The events of files that are created, removed or renamed.
+
+Writes are left out, because /dev/null is written continuously.
+"""
 CONTENT_EVENTS: Final = NAME_EVENTS | _MODIFY | _CLOSE_WRITE
 
 _WITHOUT_INOTIFY_S: Final = 1.0
@@ -127,7 +130,7 @@ def _arm(
 
 
 _BURST_S: Final = 0.5
-"""This much CPU time is free, so that rare work never waits."""
+"""The CPU time that needs no rest afterwards, so that rare work never waits."""
 _REST_MAX_S: Final = 5.0
 
 

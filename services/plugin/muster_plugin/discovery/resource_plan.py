@@ -28,7 +28,7 @@ TOTAL_DEVICES_MAX: Final = 50_000
 """The maximum number of ids for all device nodes; with more, each scan would take seconds."""
 
 Row = Mapping[int, tuple[resources.Entry, scan_result.Match]]
-"""The match of each entry, by the entry's number."""
+"""One match for each entry of a group, by the entry's number."""
 Columns = Mapping[int, tuple[resources.Entry, tuple[scan_result.Match, ...]]]
 
 _LISTED_MAX: Final = 5
@@ -128,7 +128,7 @@ def _by_name(
             bound = f"{DEVICES_MAX} devices"
             if limit < DEVICES_MAX:
                 bound = f"{TOTAL_DEVICES_MAX} devices in all resources"
-            problems.append(f"{resource.name}: more than {bound}; the rest is left out")
+            problems.append(f"{resource.name}: more than {bound}; the others are left out")
         else:
             units.setdefault(name, []).append(unit)
     return units
@@ -171,7 +171,7 @@ def _keyed_rows(
 def _names_by_key(
     rule: str, keys: _KeyedRows, current_names: Mapping[str, str], problems: list[str]
 ) -> dict[str, str]:
-    """Return the name of each match by its key, when each match is a resource."""
+    """Return the resource name for each match's key, for a resource with `per_match`."""
     keys_by_name: dict[str, dict[str, None]] = {}
     for key, _, _ in keys:
         keys_by_name.setdefault(advertised.derived_name(rule, _short(key)), {})[key] = None
@@ -255,7 +255,7 @@ def _container_path(entry: resources.Entry, match: scan_result.Match) -> str:
 
 
 def _numa(values: Iterable[int | None]) -> int | None:
-    """Return the NUMA node that all nodes share; None if they differ, as no hint is then right."""
+    """Return the NUMA node that all nodes share; None if they differ: a hint would be wrong."""
     numbers = {numa for numa in values if numa is not None and numa >= 0}
     return numbers.pop() if len(numbers) == 1 else None
 
@@ -275,7 +275,7 @@ def _unique_units(
 
 
 def _overlaps(planned: Iterable[PlannedResource], *, shared: frozenset[str]) -> Iterator[str]:
-    """Yield which resources advertise the same device nodes."""
+    """Yield a problem for resources that advertise the same device nodes."""
     first: dict[str, str] = {}
     common: dict[tuple[str, str], dict[str, None]] = {}
     for resource in planned:

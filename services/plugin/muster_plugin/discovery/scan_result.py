@@ -75,7 +75,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ScanResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of a scan. `problems` say which paths could not be read, and why."""
+    """The result of a scan. `problems` list the paths that could not be read, with reasons."""
 
     nodes: tuple[Node, ...] = ()
     problems: tuple[str, ...] = ()

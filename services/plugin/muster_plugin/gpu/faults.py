@@ -17,8 +17,8 @@ unknown: it neither shows a fault nor rules one out. Numbers and names are those
     any but the last, with a report  | one good poll since the last fault (that denies it)
     that it was repaired             |
 
-A good poll is an answer that asks for nothing. Quiet means `cooldown_s` without another fault on
-the part and without an answer that asks for something. Quiet has to last `UNPROVEN_FACTOR` times as
+A good poll is an answer that requests no action. Quiet means `cooldown_s` without another fault on
+the part and without an answer that requests an action. Quiet has to last `UNPROVEN_FACTOR` times as
 long if the driver cannot report what it needs and nothing else proves a reset. It doubles each time
 the part becomes unhealthy within `FLAP_WINDOW_S` of its recovery.
 """
@@ -45,30 +45,30 @@ NVLINK: Final = "nvlink-down"
 FABRIC: Final = "fabric-not-ready"
 RECOVERY_OTHER: Final = "recovery-other"
 SLOW_POLLS: Final = 3
-"""Shorter slowdowns are normal; only one that lasts for this many polls is reported."""
+"""How many polls in a row must show a slowdown before it is reported; shorter ones are normal."""
 
 _UNHEALTHY, _DEGRADED = gpu.Effect.UNHEALTHY, gpu.Effect.DEGRADED
 CONCLUSIVE_ERRORS: Final = {
     "GPU_IS_LOST": (LOST, "NVML reports that the GPU is lost"),
     "RESET_REQUIRED": (RESET_REQUIRED, "NVML reports that the GPU has to be reset"),
 }
-"""Errors that prove a fault of the GPU, rather than only a missing answer."""
+"""Errors that prove a fault of the GPU; other errors only mean a missing answer."""
 _ACTIONS: Final = {
-    1: ("recovery-reset", _UNHEALTHY, "the driver asks for a reset of the GPU"),
-    2: ("recovery-reboot", _UNHEALTHY, "the driver asks for a reboot of the node"),
+    1: ("recovery-reset", _UNHEALTHY, "the driver requests a reset of the GPU"),
+    2: ("recovery-reboot", _UNHEALTHY, "the driver requests a reboot of the node"),
     3: (
         "recovery-drain-p2p",
         _DEGRADED,
-        "the driver asks for peer-to-peer work to be drained; other work may continue",
+        "the driver requests that peer-to-peer work be drained; other work may continue",
     ),
-    4: ("recovery-drain-and-reset", _UNHEALTHY, "the driver asks for a drain and a reset"),
+    4: ("recovery-drain-and-reset", _UNHEALTHY, "the driver requests a drain and a reset"),
     5: (
         "recovery-imex",
         _DEGRADED,
-        "the driver asks for the IMEX domain to be recovered; work within the node may continue",
+        "the driver requests a recovery of the IMEX domain; work within the node may continue",
     ),
-    6: ("recovery-bus-reset", _UNHEALTHY, "the driver asks for a reset of the GPU's bus"),
-    7: ("recovery-system-reboot", _UNHEALTHY, "the driver asks for a reboot of the whole system"),
+    6: ("recovery-bus-reset", _UNHEALTHY, "the driver requests a reset of the GPU's bus"),
+    7: ("recovery-system-reboot", _UNHEALTHY, "the driver requests a reboot of the whole system"),
 }
 _RECOVERY: Final = frozenset({*(code for code, _, _ in _ACTIONS.values()), RECOVERY_OTHER})
 _NOT_READY: Final = frozenset({"not_started", "in_progress", "failed"})
@@ -78,7 +78,7 @@ DOUBLINGS_MAX: Final = 5
 QUIET_MAX_S: Final = 3600.0
 """The longest quiet time that may be required, unless `cooldown_s` itself is longer."""
 UNPROVEN_FACTOR: Final = 3
-"""The factor by which the quiet time is extended if it is the only evidence."""
+"""The factor that extends the quiet time if quiet is the only evidence of a recovery."""
 _REAPPEARED: Final = "it disappeared and came back"
 _COUNTER_RESET: Final = "its error counter was reset"
 
@@ -94,7 +94,7 @@ class EndsWhen(enum.StrEnum):
 class Signal(msgspec.Struct, frozen=True, kw_only=True):
     """A sign of a fault in a poll; the fault begins after `polls_in_a_row` such polls.
 
-    The `code` is unique for its meaning: another recovery action is another signal.
+    Each meaning has its own `code`: a different recovery action is a different signal.
     """
 
     code: str
@@ -113,8 +113,8 @@ class Signal(msgspec.Struct, frozen=True, kw_only=True):
 class PollReading(msgspec.Struct, frozen=True, kw_only=True):
     """The signals that a poll shows, and the fault codes that it rules out.
 
-    A good poll is an answer that asks for nothing. It is proven if the driver reports that it needs
-    nothing.
+    A good poll is an answer that requests no action. A good poll is proven if the driver reports
+    that nothing is needed.
     """
 
     signals: tuple[Signal, ...]
@@ -136,7 +136,7 @@ def interpret(poll: gpu.Poll, *, ecc_before: int | None = None) -> PollReading:
 
 
 def summary(poll: gpu.Poll) -> str:
-    """Return a poll's values, as evidence."""
+    """Return a poll's values as text, as evidence of a fault or recovery."""
     if poll.error:
         return f"NVML answered {poll.error}"
     values = {
@@ -168,7 +168,7 @@ def _shown(poll: gpu.Poll, ecc_before: int | None) -> Iterator[Signal]:
 
 
 def _recovery(action: int) -> Signal:
-    unknown = RECOVERY_OTHER, _DEGRADED, f"the driver asks for an unknown recovery action: {action}"
+    unknown = RECOVERY_OTHER, _DEGRADED, f"the driver requests an unknown recovery action: {action}"
     code, effect, reason = _ACTIONS.get(action, unknown)
     return Signal(
         code=code,
@@ -355,7 +355,9 @@ class ActiveFault:
         parts = [
             f"{self._good_polls} good polls in a row",
             f"no fault for {quiet_s:.0f} s",
-            "the driver asks for nothing" if is_proven else "the driver cannot say what it needs",
+            "the driver requests no action"
+            if is_proven
+            else "the driver cannot report what it needs",
             self._reset_evidence,
         ]
         return ", ".join(filter(None, parts))

@@ -21,8 +21,8 @@ Every fault has a code and is independent of the others:
     no poll for long                  | Unmonitored unpolled, until there is one
 
 A part is Healthy while it has no Unhealthy fault. `faults` says when each fault ends. An unknown
-value can only begin an Unmonitored fault, and cannot end any fault. The plugin forgets all faults
-when it restarts; a GPU that NVML still reports as bad is Unhealthy in the first scan.
+value can only begin an Unmonitored fault, and cannot end any fault. All faults are lost
+when the plugin restarts; a GPU that NVML still reports as bad is Unhealthy in the first scan.
 """
 
 from collections.abc import Iterator, Sequence
@@ -38,7 +38,7 @@ from muster_plugin.model import gpu
 
 OVERDUE_POLLS: Final = 3
 OVERDUE_MIN_S: Final = 30.0
-"""A GPU without a poll for this time, and for this many intervals, is unmonitored."""
+"""A GPU without a poll for this time, and for `OVERDUE_POLLS` intervals, is unmonitored."""
 UNANSWERED: Final = "unanswered"
 UNWATCHED: Final = "unwatched"
 UNPOLLED: Final = "unpolled"
@@ -166,7 +166,7 @@ class GpuCondition:
     def on_monitoring_changed(
         self, change: gpu.MonitoringChanged, now: float
     ) -> Iterator[gpu.FaultChange]:
-        """Begin or end `unwatched`."""
+        """Begin or end the fault `unwatched`."""
         if change.problem:
             yield from self._begin_unmonitored(UNWATCHED, change.problem, now, change.at, "watch")
             return
@@ -175,7 +175,7 @@ class GpuCondition:
         yield from self._end(self._whole, UNWATCHED, change.at, "it is monitored again")
 
     def on_overdue(self, now: float, at: datetime) -> Iterator[gpu.FaultChange]:
-        """Begin `unpolled`, because no poll arrived in time."""
+        """Begin the fault `unpolled`, because no poll arrived in time."""
         assert self.last_heard_at is not None, "only a GPU that was observed can be overdue"
         reason = f"it has not been polled for {now - self.last_heard_at:.0f} s"
         yield from self._begin_unmonitored(UNPOLLED, reason, now, at, "polled")
@@ -193,7 +193,7 @@ class GpuCondition:
     def on_xid(
         self, xid: gpu.Xid, now: float, policy: xid_policy.Policy
     ) -> Iterator[gpu.FaultChange]:
-        """Begin the fault of an XID, or restart its recovery."""
+        """Begin the fault of an XID; if it is already active, restart its recovery."""
         rule, code = policy.rule(xid.xid), f"xid-{xid.xid}"
         if rule.action.effect is None:
             return
@@ -260,7 +260,7 @@ class GpuCondition:
     def _apply(
         self, poll: gpu.Poll, reading: faults.PollReading, now: float, *, is_off: bool
     ) -> Iterator[gpu.FaultChange]:
-        """Begin the faults that a poll shows, and count the poll as evidence that others ended."""
+        """Begin the faults that a poll shows; count the poll as evidence that others have ended."""
         signals = {signal.code: signal for signal in reading.signals}
         self._is_lost = bool(poll.error)
         for (_, code), fault in self._faults.items():
@@ -336,7 +336,10 @@ class GpuCondition:
 
 
 def _is_exhaustive(scan: gpu.Scan) -> bool:
-    """Return whether unlisted GPUs are gone; one may be an unreadable GPU without a uuid."""
+    """Return whether all GPUs that the scan does not list are gone.
+
+    This is uncertain if a GPU without a uuid cannot be read, which may be any of them.
+    """
     if scan.driver is gpu.Driver.READY:
         return all(failed.uuid for failed in scan.unreadable)
     return scan.driver is gpu.Driver.NOT_LOADED

@@ -17,9 +17,9 @@ from muster_plugin.config import gpus as config_gpus
 from muster_plugin.model import advertised, gpu
 
 _UUID_MAX: Final = 58
-"""A device id has at most 63 characters, including `::999` for the replica."""
+"""The maximum length of a uuid: with `::999` added, a device id has at most 63 characters."""
 _COMPUTE_SLICE = re.compile(r"[0-9]+c\.")
-"""A profile with fewer compute slices than its GPU instance has (go-nvlib mig_profile.go)."""
+"""Matches a profile with fewer compute slices than its GPU instance (go-nvlib mig_profile.go)."""
 _PROFILE = re.compile(r"(?:[0-9]+c\.)?[0-9]+g\.[0-9]+gb(?:[-+][a-z.]+)*")
 
 NoteProblem: TypeAlias = Callable[[str], None]

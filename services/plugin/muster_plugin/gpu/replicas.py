@@ -146,7 +146,7 @@ class _Sharer:
                 return free
             case int() as count:
                 if count > len(free):
-                    wanted = f"{count} of {shared.name} are to be shared"
+                    wanted = f"{count} of {shared.name} should be shared"
                     self._problems.append(f"{key}.devices: {wanted}, but only {len(free)} can be")
                 return free[:count]
             case listed:
@@ -172,10 +172,10 @@ class _Sharer:
                 self._problems.append(f"{key}[{at}]: {text} is not a device of {name}")
             for uuid in matching:
                 if uuid in selected:
-                    problem = f"{uuid} is named by [{selected[uuid]}] already"
+                    problem = f"{uuid} is already named by [{selected[uuid]}]"
                     self._problems.append(f"{key}[{at}]: {problem}")
                 elif uuid not in free:
-                    problem = f"{uuid} is shared by an earlier entry already"
+                    problem = f"{uuid} is already shared by an earlier entry"
                     self._problems.append(f"{key}[{at}]: {problem}")
                 else:
                     selected[uuid] = at
@@ -214,7 +214,7 @@ def _units(name: str, shares: Iterable[_Share], problems: list[str]) -> tuple[ad
         )
     most = resource_plan.DEVICES_MAX
     if len(units) > most:
-        problems.append(f"{name}: more than {most} devices; the rest is left out")
+        problems.append(f"{name}: more than {most} devices; the others are left out")
     return tuple(sorted(units[:most], key=lambda unit: unit.id))
 
 

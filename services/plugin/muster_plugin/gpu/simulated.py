@@ -1,6 +1,7 @@
 """Adapter: simulated GPUs whose faults are set by a script.
 
 Each line of the script is a JSON object: `{"device": 0, "xid": 79}`, or `clear` in place of `xid`.
+The device is an index or a uuid.
 The whole file is read after every change, so it may be appended to, rewritten or removed.
 """
 
@@ -26,10 +27,12 @@ KIND: Final = "fault_script"
 _BYTES_MAX: Final = 1024 * 1024
 _READ_PERIOD_S: Final = 30.0
 _LOST: Final = 79
-"""After this XID NVML answers GPU_IS_LOST."""
+"""The XID after which a simulated GPU is lost: NVML then answers GPU_IS_LOST."""
 _RESET: Final = frozenset({46, 62, 64, 95, 110, 119, 120, 136, 140, 143, 155, 156, 158})
-"""After these XIDs a simulated GPU asks for a reset: NVIDIA's catalogue requires one, and NVIDIA's
-plugin does not ignore them."""
+"""The XIDs after which a simulated GPU requests a reset.
+
+NVIDIA's catalogue requires a reset for them, and NVIDIA's plugin does not ignore them.
+"""
 
 
 class SimulatedSource:
@@ -59,7 +62,7 @@ class SimulatedSource:
         return {} if self._read_at is None else {KIND: self._read_at}
 
     async def first_scan(self, timeout_s: float) -> gpu.Scan:
-        """Return all GPUs; a GPU with a fault in the script is broken from the start."""
+        """Return all GPUs; a GPU with a fault in the script has it from the start."""
         del timeout_s
         self._read()
         polls = tuple(self._polls(datetime.now(UTC)))
@@ -133,7 +136,8 @@ class SimulatedSource:
         self._read_at = time.monotonic()
         if self._file is None:
             return
-        before, self._script = self._script, parse_script(self._text(self._file))
+        indexes = {gpu.uuid: index for index, gpu in enumerate(self._gpus)}
+        before, self._script = self._script, parse_script(self._text(self._file), indexes)
         if self._script.bad_lines not in {(), before.bad_lines}:
             self._log.warning("fault_script_unreadable", lines=self._script.bad_lines[:5])
 
@@ -154,7 +158,7 @@ class SimulatedSource:
 class _ScriptLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One line of a fault script: an XID occurs on a GPU, or is cleared."""
 
-    device: Annotated[int, msgspec.Meta(ge=0, le=63)]
+    device: Annotated[int, msgspec.Meta(ge=0, le=63)] | vocabulary.Name
     xid: xid_policy.Xid | None = None
     clear: xid_policy.Xid | None = None
 
@@ -174,8 +178,11 @@ class Script(msgspec.Struct, frozen=True, kw_only=True):
 _LINE: Final = msgspec.json.Decoder(_ScriptLine)
 
 
-def parse_script(text: bytes) -> Script:
-    """Parse a whole fault script; a line that cannot be parsed is named and skipped."""
+def parse_script(text: bytes, indexes: Mapping[str, int]) -> Script:
+    """Parse a whole fault script; a line that cannot be parsed is named and skipped.
+
+    `indexes` are the indexes of the GPUs by uuid.
+    """
     active: set[tuple[int, int]] = set()
     bad: list[str] = []
     for number, text_line in enumerate(text.splitlines(), start=1):
@@ -186,10 +193,13 @@ def parse_script(text: bytes) -> Script:
         except codec.UNREADABLE as error:
             bad.append(f"line {number}: {error}")
             continue
-        if line.xid is not None:
-            active.add((line.device, line.xid))
+        device = indexes.get(line.device) if isinstance(line.device, str) else line.device
+        if device is None:
+            bad.append(f"line {number}: no GPU {line.device}")
+        elif line.xid is not None:
+            active.add((device, line.xid))
         elif line.clear is not None:
-            active.discard((line.device, line.clear))
+            active.discard((device, line.clear))
     return Script(active=frozenset(active), bad_lines=tuple(bad))
 
 

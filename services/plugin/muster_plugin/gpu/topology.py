@@ -86,7 +86,7 @@ def _bits(positions: Collection[int], count: int) -> int:
 
 
 def _all_but_few(scores: Matrix, size: int, required: frozenset[int]) -> tuple[int, ...]:
-    """Return the best set if the rest is one set that is not larger: try each possible rest.
+    """Return the best set by trying each possible rest; the rest must not be larger than a set.
 
     The score within both sets is the total, minus the degrees of the members of the rest, plus the
     score within the rest, which the degrees count twice.
@@ -187,7 +187,7 @@ class _Search:
         return least
 
     def _cover(self, left: int, limit: int) -> int:
-        """Return the least slack of a partition of `left`, or `limit` if that is not greater."""
+        """Return the least slack of a partition of `left`, but at most `limit`."""
         size = left.bit_count()
         if size == 0:
             return 0

@@ -17,7 +17,7 @@ from muster_plugin.config import gpus
 from muster_plugin.model import errors, gpu
 
 CATALOGUE: Final = "policies/xids.json"
-"""The path below the package's directory, where the presets are too."""
+"""The path of the catalogue below the package's directory; the presets are beside it."""
 DISABLE: Final = "DP_DISABLE_HEALTHCHECKS"
 ENABLE: Final = "DP_ENABLE_HEALTHCHECKS"
 
@@ -38,7 +38,7 @@ class Action(enum.StrEnum):
     RESET = "reset"
     """Unhealthy until there is evidence of a reset."""
     REBOOT = "reboot"
-    """Unhealthy until the driver itself says that nothing more is needed."""
+    """Unhealthy until the driver itself reports that nothing more is needed."""
 
     @property
     def is_unhealthy(self) -> bool:
@@ -85,7 +85,7 @@ class Overrides(errors.Checked, frozen=True, kw_only=True, forbid_unknown_fields
     rules: Annotated[tuple[Override, ...], msgspec.Meta(max_length=999)] = ()
 
     def problems(self) -> Iterator[str]:
-        """Yield the problems; each begins with its key."""
+        """Yield the problems of this section; each begins with the key of its setting."""
         first_rule: dict[int, int] = {}
         for at, rule in enumerate(self.rules):
             for repeated in sorted({xid for xid in rule.xids if rule.xids.count(xid) > 1}):
@@ -97,10 +97,10 @@ class Overrides(errors.Checked, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class HealthCheckLists(msgspec.Struct, frozen=True, kw_only=True):
-    """NVIDIA's two lists, parsed; enabled wins over disabled.
+    """NVIDIA's two lists, parsed; the enabled list takes precedence.
 
     `is_off` is true if `all` is disabled and not enabled: then NVML's reports about the GPU itself
-    do not make it Unhealthy either. `xids` concerns XIDs only.
+    do not make it Unhealthy either. The item `xids` concerns XIDs only.
     """
 
     disabled: frozenset[int] = frozenset()
@@ -171,12 +171,12 @@ def preset_file(preset: gpus.Preset) -> str:
 
 
 def catalogue(text: bytes) -> Catalogue:
-    """Read `xids.json`."""
+    """Decode the content of `xids.json`."""
     return _CATALOGUE.decode(text)
 
 
 def preset(text: bytes) -> Preset:
-    """Read a preset."""
+    """Decode the content of a preset's file."""
     return _PRESET.decode(text)
 
 
@@ -205,7 +205,7 @@ class Policy:
 
     @property
     def is_off(self) -> bool:
-        """Whether poll results never make a GPU Unhealthy."""
+        """Whether NVIDIA's lists prevent poll results from making a GPU Unhealthy."""
         return self._lists.is_off
 
     def rule(self, xid: int) -> Rule:

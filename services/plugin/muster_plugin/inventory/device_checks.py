@@ -14,7 +14,7 @@ from muster_plugin.inventory import inventory
 from muster_plugin.model import advertised
 
 _BUSY: Final = frozenset({errno.EBUSY, errno.EAGAIN, errno.ETXTBSY})
-"""Another process has exclusive use of the device, which is a sign of health."""
+"""The errors of a device that another process uses exclusively, which is a sign of health."""
 _PARALLEL_MAX: Final = 8
 _STDERR_MAX: Final = 4096
 _PIPE_BYTES: Final = 65_536

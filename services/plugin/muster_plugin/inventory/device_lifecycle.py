@@ -45,13 +45,13 @@ HEALTHY: Final = "device-healthy"
 _REASON_MAX: Final = 1000
 _NEVER: Final = float("inf")
 HealthState: TypeAlias = tuple[vocabulary.Health, str, str]
-"""Health, code and reason."""
+"""The health of a unit, the code of the reason, and the reason as text."""
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True):
     """The waiting times, and the expected number of devices (0: any number).
 
-    GPUs (`of_gpus`) count once each, whatever the number of their replicas.
+    With `of_gpus`, each GPU counts once, even if it has several replicas.
     """
 
     grace_s: float = 60.0
@@ -83,10 +83,10 @@ class TrackedUnit:
         self._problem = ""
 
     def state(self) -> HealthState:
-        """Return health, code and reason."""
+        """Return the unit's health, the code of the reason, and the reason as text."""
         key = self.unit.physical
         if self.successor is not None:
-            return _unhealthy(REPLACED, f"{key} is another device now: {self._difference()}")
+            return _unhealthy(REPLACED, f"{key} is now another device: {self._difference()}")
         if self.lost_at is not None:
             return _unhealthy(MISSING, f"{key} is gone")
         if self._checks_left and self._problem:
@@ -129,7 +129,7 @@ def _unhealthy(code: str, reason: str) -> HealthState:
 
 
 class Observed(msgspec.Struct, frozen=True):
-    """Exactly these units are present now."""
+    """An observation: exactly these units are present now."""
 
     units: tuple[advertised.Unit, ...]
 
@@ -165,7 +165,7 @@ class Removed(msgspec.Struct, frozen=True):
     device_id: vocabulary.DeviceId
     reason: vocabulary.Text
     physical: str = ""
-    """The GPU or MIG device that it belonged to."""
+    """The GPU or MIG device to which the removed unit belonged."""
 
 
 class HealthChanged(msgspec.Struct, frozen=True):
@@ -228,7 +228,7 @@ class DeviceLifecycle:
         return self._device(self._tracked[device_id])
 
     def offered(self) -> tuple[advertised.Unit, ...]:
-        """Return every unit, by id."""
+        """Return every unit, sorted by id."""
         return tuple(self._tracked[name].unit for name in sorted(self._tracked))
 
     def unit(self, device_id: str) -> advertised.Unit | None:

@@ -19,13 +19,14 @@ from muster_plugin.inventory import device_lifecycle, resource_devices
 from muster_plugin.model import gpu
 
 _UNHEALTHY_LISTED_MAX: Final = (resource_plan.DEVICES_MAX, 20, 1)
-"""How many Unhealthy devices of a resource are listed individually if there are too many."""
+"""How many Unhealthy devices of a resource are listed individually: limits to try in order."""
 _SHORT_REASON_MAX: Final = 100
+_WITHOUT_PODS_MAX: Final = 256
 Fits = Callable[[tuple[vocabulary.Device, ...]], bool]
 
 
 class Origin(TypedDict):
-    """Creates the fields that every event has: where and when it happened."""
+    """The fields that every event has: where and when it happened."""
 
     node: str
     plugin: str
@@ -125,6 +126,49 @@ class DeviceEvents:
 
     def _origin(self, at: datetime) -> Origin:
         return {"node": self._node, "plugin": self._plugin, "at": at}
+
+
+class FaultsWithoutPods:
+    """The latest faults of devices that no pod was known to hold: at most 256.
+
+    The kubelet lists a pod about a second after it got its devices. A fault in that second was
+    published without the pod, so it is published again as soon as the pod is known, once.
+    """
+
+    def __init__(self) -> None:
+        self._faults: dict[tuple[str, str, str], vocabulary.PluginEvent] = {}
+
+    def record(self, event: vocabulary.PluginEvent) -> None:
+        """Record an event before it is published."""
+        match event:
+            case vocabulary.DeviceHealthChanged():
+                what, holds = "", event.health is not vocabulary.Health.HEALTHY
+            case vocabulary.DeviceConditionChanged():
+                what, holds = event.condition, event.holds
+            case vocabulary.DeviceRemoved():
+                gone = event.resource, event.physical or event.device_id
+                self._faults = {k: fault for k, fault in self._faults.items() if k[:2] != gone}
+                return
+            case _:
+                return
+        key = event.resource, event.device_id, what
+        self._faults.pop(key, None)
+        if holds and not event.pods:
+            self._faults[key] = event
+            if len(self._faults) > _WITHOUT_PODS_MAX:
+                del self._faults[next(iter(self._faults))]
+
+    def named(
+        self, pods_holding: Callable[[str, str], tuple[str, ...]], at: datetime
+    ) -> Sequence[vocabulary.PluginEvent]:
+        """Return the recorded faults of devices that pods hold, with the pods, and remove them."""
+        named = []
+        for key, event in list(self._faults.items()):
+            pods = pods_holding(key[0], key[1])
+            if pods:
+                del self._faults[key]
+                named.append(msgspec.structs.replace(event, at=at, pods=pods))
+        return named
 
 
 def _group_facts(

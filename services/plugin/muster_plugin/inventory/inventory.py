@@ -38,7 +38,7 @@ class Inventory:
         self._events = device_messages.DeviceEvents(node, plugin, self._faults)
         self._resources: dict[str, resource_devices.ResourceDevices] = {}
         self.gpus: vocabulary.GpuNode | None = None
-        """The GPUs themselves, for snapshots."""
+        """The description of the GPUs in snapshots, if there is one."""
         self.gpu_context = container_spec.AllocationContext()
         """The current rules and capabilities by which GPUs are allocated."""
         self._gpu_rules = self.gpu_context.rules
@@ -200,6 +200,11 @@ class Inventory:
         # GPUs may be configured on a node without GPUs; only unusable GPUs are a problem
         return f"{scan.on_bus} NVIDIA GPUs on the PCI bus, and {scan.driver}: {scan.problem}"[:1000]
 
+    def pods_holding(self, resource: str, name: str) -> tuple[str, ...]:
+        """Return the pods that hold a device, or a replica of it."""
+        advertised = self._resources.get(resource)
+        return advertised.pods_holding(name) if advertised else ()
+
     def snapshot(self, at: datetime) -> Snapshot:
         """Return the whole inventory as one event that fits into the number of pages allowed."""
         devices = device_messages.group_replicas(
@@ -260,7 +265,7 @@ class Planner:
         self._gpu_rules: dict[str, config_resources.Resource] = {}
 
     def configure(self, configuration: settings.NodeConfiguration) -> None:
-        """Apply other rules from now on."""
+        """Apply new rules from now on."""
         self._gpu_rules.clear()
         self._configuration = configuration
 

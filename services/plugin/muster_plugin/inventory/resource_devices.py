@@ -48,7 +48,7 @@ class ActiveFaults:
         return is_change
 
     def reason(self, part: gpu.Part, effect: gpu.Effect) -> str:
-        """Return the active faults of a part in words, oldest first; empty if there are none."""
+        """Return the active faults of a part as text, oldest first; empty if there are none."""
         if part.gpu not in self._active:
             return ""
         cache = self._reasons.setdefault(part.gpu, {})
@@ -70,7 +70,7 @@ class ActiveFaults:
 
 
 class ResourceDevices:
-    """The devices of one resource; `simulated` if its GPUs are simulated."""
+    """The devices of one resource; `simulated` says whether its GPUs are simulated."""
 
     def __init__(self, name: str, rule: resources.Resource, faults: ActiveFaults) -> None:
         self.name = name
@@ -87,7 +87,7 @@ class ResourceDevices:
         self._pods_by_device: dict[str, set[str]] | None = None
 
     def set_rule(self, rule: resources.Resource) -> None:
-        """Apply another rule from now on."""
+        """Apply a new rule from now on."""
         self.rule = rule
         self.lifecycle.policy = device_lifecycle.policy(rule)
 
@@ -133,7 +133,7 @@ class ResourceDevices:
     # Queries
 
     def offered(self) -> tuple[advertised.Unit, ...]:
-        """Return every unit, by id."""
+        """Return every unit, sorted by id."""
         if self._units is None:
             self._units = self.lifecycle.offered()
         return self._units
@@ -154,7 +154,7 @@ class ResourceDevices:
         return (self._advertised.get(device_id) or self._advertise(unit)) if unit else None
 
     def devices(self) -> tuple[vocabulary.Device, ...]:
-        """Return the advertised devices by id, with the faults of their GPUs."""
+        """Return the advertised devices, sorted by id, with the faults of their GPUs."""
         if self._devices is None:
             cached = self._advertised
             self._devices = tuple(

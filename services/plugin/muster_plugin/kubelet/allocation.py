@@ -1,7 +1,8 @@
 """Pure: decides which devices a container gets; answers or refuses allocation requests.
 
-Answers come from memory, because the kubelet does not admit any pod on the node while Allocate
-hangs. The kubelet never reports that a device is free again; it only offers the device again.
+`server` receives the kubelet's calls. Answers come from memory, because the kubelet does not admit
+any pod on the node while Allocate hangs. The kubelet never reports that a device is free again; it
+only offers the device again.
 
 Among whole GPUs that are not shared, the best connected GPUs are preferred (`topology`), whatever
 the policy, as in NVIDIA's plugin (k8s-device-plugin 1b826ac, internal/rm/nvml_manager.go).
@@ -26,7 +27,7 @@ from muster_plugin.model import advertised, errors, gpu
 
 _SHOWN_MAX: Final = 5
 GPUS_MAX: Final = 64
-"""Beyond this many GPUs their connections are ignored: the search would take too long."""
+"""The maximum number of GPUs whose connections count; for more, the search takes too long."""
 _NEAREST: Final = 60
 _NVLINK: Final = 100
 _UNKNOWN: Final = gpu.Link()

@@ -66,7 +66,7 @@ class SpecDirectory:
 
     def __init__(self, directory: Path) -> None:
         self.problems: dict[str, str] = {}
-        """Why the file of a resource cannot be written."""
+        """Why spec files cannot be written, by resource."""
         self._directory = directory
 
     def write(self, specs: Mapping[str, bytes]) -> bool:

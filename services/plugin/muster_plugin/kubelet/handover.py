@@ -33,10 +33,10 @@ from muster.service import logs
 _ANSWER_TIMEOUT_S: Final = 5.0
 _FINISH_TIMEOUT_S: Final = 30.0
 _ASKS_MAX: Final = 5
-"""How often a successor asks a holder that closes the connection."""
+"""How often a successor sends its request to a holder that closes the connection."""
 _ASK_AGAIN_S: Final = 1.0
 _LINE_BYTES_MAX: Final = 256 * 1024
-"""A node has at most 1,000 resources, each with a socket name of up to 107 bytes."""
+"""The longest line: a node has up to 1,000 resources, each with a socket name of 107 bytes."""
 
 
 class Request(msgspec.Struct, frozen=True, tag="request"):
@@ -50,14 +50,14 @@ class Finish(msgspec.Struct, frozen=True, tag="finish"):
 
 
 class Released(msgspec.Struct, frozen=True, tag="released"):
-    """The locks are free; `sockets` are served until `Finish`."""
+    """The holder has released its locks; it serves `sockets` until it receives `Finish`."""
 
     host: str
     sockets: tuple[str, ...]
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):
-    """The holder keeps its resources."""
+    """The holder refuses the handover and keeps its resources."""
 
     reason: str
 
@@ -80,13 +80,13 @@ class Served(Protocol):
 
 
 class Handover:
-    """Both roles of one process: it may take over when it starts, and hand over later."""
+    """A process's handovers: from a predecessor when it starts, and to a successor later."""
 
     def __init__(self, path: Path, served: Served, *, ask_again_s: float = _ASK_AGAIN_S) -> None:
         self.sockets: frozenset[str] = frozenset()
         """The sockets that the predecessor still serves until `finish`."""
         self.can_ask = True
-        """Whether asking the holder may still succeed."""
+        """Whether a request to the holder may still succeed."""
         self._asks_left = _ASKS_MAX
         self._ask_again_s = ask_again_s
         self._path = path
@@ -98,7 +98,7 @@ class Handover:
         """Set when the socket must be bound again, because a successor has bound its path."""
 
     async def request(self) -> str:
-        """Ask the holder to hand over; return why that failed, or an empty string."""
+        """Request the handover from the holder; return why that failed, or an empty string."""
         writer: asyncio.StreamWriter | None = None
         try:
             async with asyncio.timeout(_ANSWER_TIMEOUT_S):
@@ -111,7 +111,7 @@ class Handover:
             if writer is not None:
                 writer.close()
                 await self._pause(error)
-            return f"it cannot be asked to hand over: {str(error) or type(error).__name__}"
+            return f"it cannot receive the handover request: {str(error) or type(error).__name__}"
         self.can_ask = False
         if isinstance(answer, Refused):
             writer.close()
@@ -123,10 +123,11 @@ class Handover:
         return ""
 
     async def _pause(self, error: Exception) -> None:
-        """Wait before the holder may be asked again, if it may be.
+        """Wait before the next request to the holder, if another request is useful.
 
-        A holder that closes the connection may be busy with another successor for a moment. One
-        that is slow, or answers something else, has begun to hand over and would begin again.
+        A holder that closes the connection may be busy with another successor for a moment. A
+        holder that is slow, or sends another answer, has already begun to hand over and would begin
+        again.
         """
         self._asks_left -= 1
         self.can_ask = isinstance(error, ConnectionError) and self._asks_left > 0
@@ -134,7 +135,7 @@ class Handover:
             await asyncio.sleep(self._ask_again_s)
 
     async def finish(self) -> None:
-        """Ask the predecessor to end its servers, because the kubelet now lists this plugin's."""
+        """Make the predecessor end its servers: the kubelet now lists this plugin's devices."""
         if self._connection is None:
             return
         reader, writer = self._connection
@@ -146,12 +147,12 @@ class Handover:
         logs.logger().info("handover_finished", predecessor=self._predecessor)
 
     def close(self) -> None:
-        """End the connection to the predecessor; if it still runs, it serves again."""
+        """End the connection to the predecessor, which then serves again if it still runs."""
         if self._connection is not None:
             self._connection[1].close()
 
     async def listen(self) -> None:
-        """Hand over to a successor whenever one asks, until cancelled."""
+        """Hand over to each successor that requests it, until cancelled."""
         while True:
             self._taken_back.clear()
             try:

@@ -28,19 +28,23 @@ from muster_plugin.model import errors
 SOCKET: Final = Path("pod-resources") / "kubelet.sock"
 PERIOD_S: Final = 10.0
 _SOON_S: Final = 1.0
-"""The delay after an allocation: the kubelet lists it only when Allocate has returned."""
+"""The delay of a poll after an allocation: the kubelet lists it only after Allocate returns."""
 _TIMEOUT_S: Final = 5.0
 _DEFERRED_MAX: Final = 3
 """How many times in a row an old answer is used when the kubelet is busy."""
 _LIST: Final = "/v1.PodResourcesLister/List"
 _ALLOCATABLE: Final = "/v1.PodResourcesLister/GetAllocatableResources"
 MESSAGE_BYTES_MAX: Final = 4 * 1024 * 1024
-"""A decoded answer takes 20 times as much memory; a plugin may have 100,000s of devices."""
+"""The largest answer that is decoded, in bytes.
+
+A decoded answer takes 20 times as much memory; a plugin may have 100,000s of devices.
+"""
 _UNKNOWN: Final = 2
 _BUSY: Final = 8
 _UNIMPLEMENTED: Final = 12
-"""Codes of gRPC. A kubelet before 1.23 answers UNKNOWN to the second call by default; before 1.21
-the call does not exist.
+"""gRPC's status code for an unknown call: a kubelet before 1.21 does not have `_ALLOCATABLE`.
+
+A kubelet before 1.23 answers that call with UNKNOWN by default.
 """
 
 
@@ -95,11 +99,13 @@ class PodResourcesCheck:
         self.needs_recheck = False
         """Whether to poll again soon, because a new difference may end."""
         self.mismatches: Mapping[str, str] = {}
-        """Persistent differences by resource, in words."""
+        """Persistent differences by resource, as text."""
         self.displaced: Mapping[str, str] = {}
-        """By resource, the devices that the kubelet persistently lists instead of the plugin's;
-        empty if it lists some of the plugin's. Resources for which neither is certain are left
-        out."""
+        """The devices that the kubelet persistently lists instead of the plugin's, by resource.
+
+        The text is empty if the kubelet lists some of the plugin's devices. Resources for which
+        neither is certain are left out.
+        """
         self._since: dict[str, dict[str, float]] = {}
         self._compared_at = -math.inf
 
@@ -163,7 +169,7 @@ class PodResourcesCheck:
         since_before: Mapping[str, float],
         now: float,
     ) -> str:
-        """Record when each id began to differ; return the persistent differences, in words.
+        """Record when each id began to differ; return the persistent differences, as text.
 
         A new list sent to the kubelet in the meantime does not reset these times.
         """
@@ -221,7 +227,7 @@ class Unavailable(Exception):
         super().__init__(text)
         self.code = code
         self.is_busy = code == _BUSY
-        """Whether the kubelet refused the call only because there are too many."""
+        """Whether the kubelet refused the call only because it receives too many calls."""
 
 
 class PodResourcesPoller:
@@ -233,7 +239,7 @@ class PodResourcesPoller:
         on_listing: Callable[[Listing | None], Awaitable[None]],
     ) -> None:
         self.soon = asyncio.Event()
-        """Set after an allocation."""
+        """Set after an allocation, so that the next poll comes soon."""
         self._socket = socket
         self._on_listing = on_listing
         self._last_error = ""

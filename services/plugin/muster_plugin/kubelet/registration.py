@@ -1,4 +1,4 @@
-"""Pure: one resource's registration with the kubelet, as a state machine that never gives up.
+"""Pure: registers one resource with the kubelet, and again after every restart of the kubelet.
 
     state           | signal                     | action                          | next state
     ----------------|----------------------------|---------------------------------|----------------
@@ -76,7 +76,7 @@ class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
     settled_s: float = 1.0
     """The longest time that the kubelet needs to list the devices of a new registration."""
     vacant: pacing.Backoff = pacing.Backoff(first_s=1.0, max_s=600.0)
-    """The wait between registrations of a resource that nobody serves, if they have no effect."""
+    """The wait between registrations without effect, if no other plugin serves the resource."""
     fight: pacing.Backoff = pacing.Backoff(first_s=30.0, max_s=600.0)
     """The wait between registrations of a resource that another plugin registers too."""
     peace_s: float = 600.0
@@ -122,7 +122,7 @@ class Registration:
 
     @property
     def is_listed(self) -> bool:
-        """Whether the kubelet lists this resource, as far as the plugin can know."""
+        """Whether the kubelet lists this resource, as far as the plugin can tell."""
         return self.state is State.LISTED
 
     @property
@@ -271,7 +271,7 @@ class Registration:
         elif not self._others <= event.others:
             self._deadline = now
         self._others = event.others
-        text = "another plugin registered it" if event.others else "the kubelet forgot it"
+        text = "another plugin registered it" if event.others else "the kubelet dropped it"
         self._set_lasting_problem(text, event.displaced, now)
         return [*self._report_loss(Reason.DISPLACED, event.displaced), *self.tick(now)]
 
@@ -364,7 +364,7 @@ class Registration:
         if self.state not in model.WITH_SERVER:
             return []
         if self.state not in {State.STREAM_CLOSED, State.DISPLACED}:
-            # otherwise this is already the problem, and it began earlier
+            # in these two states the problem is already known, with its earlier start
             self._problem = model.Problem(text, now)
         self._losses = 1 if now - self._listed_at >= self._timeouts.stable_s else self._losses + 1
         self._listed_at = math.inf

@@ -19,9 +19,11 @@ DIGITS: Final = 2
 """The decimal places of numbers in heartbeats."""
 _NEVER_S: Final = -1.0
 PROBE_PERIOD_S: Final = 14.0
-"""A probe needs a connection, which is half of an idle plugin's work, so it runs rarely; the socket
-file is checked more often. A server that hangs must be detected within 20 s: this period, the
-probe's timeout of 2 s, and the 3 s that health waits for a recovery.
+"""The time between two self-probes.
+
+It is long, because a probe's connection is half of an idle plugin's work; the socket file is
+checked more often. A server that hangs must be detected within 20 s: this period, the probe's
+timeout of 2 s, and the 3 s that health waits for a recovery.
 """
 
 
@@ -116,15 +118,15 @@ Signal: TypeAlias = FromServer | FromKubelet | FromProbe | KubeletSocketSeen
 
 
 class Serve(_OfGeneration, frozen=True):
-    """Start a server on a fresh socket."""
+    """The action to start a server on a fresh socket."""
 
 
 class Register(_OfGeneration, frozen=True):
-    """Register that socket with the kubelet."""
+    """The action to register the socket of this generation with the kubelet."""
 
 
 class Stop(_OfGeneration, frozen=True):
-    """Cancel a Register in flight, end the streams and the server, remove the socket."""
+    """The action to cancel a Register in flight, end streams and server, and remove the socket."""
 
 
 class Listed(_OfGeneration, frozen=True):
@@ -175,7 +177,7 @@ NEXT_STEP: Final = {
     State.AWAITING_STREAM: "waiting for the kubelet's stream",
     State.STOPPING: "stopping the old server",
 }
-"""The plugin's next step to get the resource listed."""
+"""The plugin's next step, in each state, to get the resource listed."""
 
 
 class Problem(msgspec.Struct, frozen=True):
@@ -187,7 +189,7 @@ class Problem(msgspec.Struct, frozen=True):
     persists: bool = False
 
     def describe(self, now: float, *, then: str) -> str:
-        """Return the problem in words, and the plugin's next step."""
+        """Return the problem as text, with the plugin's next step."""
         seconds = max(0.0, now - self.at)
         if not self.text:
             return f"not registered yet, {then}"
@@ -208,7 +210,7 @@ class ProbeResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def age_s(at: float | None, now: float) -> float:
-    """Return the age of an event as heartbeats report it; None means that it never happened."""
+    """Return the seconds since `at`, as heartbeats report them; -1 if `at` is None."""
     return _NEVER_S if at is None else round(max(0.0, now - at), DIGITS)
 
 

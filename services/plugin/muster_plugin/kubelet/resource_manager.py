@@ -1,4 +1,4 @@
-"""Adapter: runs the device plugins of a node, one independent plugin for each resource.
+"""Adapter: runs a device plugin for each resource; watches the kubelet's socket directories.
 
 The modules that serve a resource, and with them grpcio, are imported with the first resource. A
 plugin that only watches others does not import them.

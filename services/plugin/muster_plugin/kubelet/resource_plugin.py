@@ -27,21 +27,24 @@ from muster_plugin.kubelet import (
 from muster_plugin.kubelet import registration_signals as model
 
 _REFUSALS_BEFORE_SWITCH: Final = 6
-"""About a second of refusals, longer than it takes a kubelet to restart."""
+"""After this many refusals, the other registration method is tried.
+
+They take about a second, which is longer than a restart of the kubelet.
+"""
 _ADVERTISE_TIMEOUT_S: Final = 0.5
 _TEXT_MAX: Final = 300
 _PROCESS: Final = os.urandom(settings.PROCESS_BYTES).hex()
-"""Not the process id, which is 1 at every start in a container."""
+"""A random id of this process, because its process id is 1 at every start in a container."""
 
 
 class Observer(server.Observer, Protocol):
     """Receives the reports of a resource plugin."""
 
     def on_listing_changed(self, resource: str, report: model.ListingChange, endpoint: str) -> None:
-        """React to the kubelet listing a resource, or losing it."""
+        """React when the kubelet begins or ceases to list a resource."""
 
     def on_lock_acquired(self) -> None:
-        """React to the lock on a resource that is about to be registered."""
+        """React when a resource has been locked and is about to be registered."""
 
     def on_problem_changed(self) -> None:
         """React to the beginning or end of a problem with registration or self-probe."""
@@ -133,7 +136,7 @@ class ResourcePlugin:
         return self.machine.next_deadline()
 
     async def act(self, action: model.Action) -> None:
-        """Execute an action of the machine; the result is returned to it as a signal."""
+        """Execute an action of the machine, which receives the result as a signal."""
         match action:
             case model.Serve(generation=generation):
                 await self._serve(generation)
@@ -193,7 +196,7 @@ class ResourcePlugin:
                 await self.stop()
 
     def hand_over(self) -> str:
-        """End everything except the server, which another process replaces; return its socket."""
+        """End everything except the server, which a successor will replace; return its socket."""
         self._is_handed_over = True
         self.stopping.set()
         return str(self._endpoint.path) if self._endpoint else ""

@@ -24,7 +24,7 @@ from muster_plugin.kubelet import allocation, protobuf, registration_signals, so
 from muster_plugin.model import advertised
 
 OWN_POOL: Final = (("grpc.use_local_subchannel_pool", 1),)
-"""Without this option channels to the same path share a connection, even a dead one."""
+"""Gives a channel its own connection; otherwise channels to a path share one, even if dead."""
 
 _PROBE_HEADER: Final = "muster-probe"
 _INSTANCE_HEADER: Final = "muster-instance"
@@ -39,7 +39,7 @@ ListContext: TypeAlias = rpc.Context[dp.Empty, dp.ListAndWatchResponse]
 
 
 class ProbeFailed(Exception):
-    """Dialling the socket by its path did not reach this server; the message says why."""
+    """Dialling the socket by its path did not reach this server; the message gives the reason."""
 
 
 async def drain_grpc_tasks() -> None:
@@ -75,10 +75,10 @@ class Service(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Observer(Protocol):
-    """The node's part in the kubelet's calls: it checks paths and receives allocations."""
+    """The node, as a server uses it: it checks paths and is informed of allocations."""
 
     async def missing_paths(self, paths: Sequence[str]) -> str:
-        """Advertise that missing host paths are gone; return them as text, empty if none is.
+        """Advertise that host paths are missing; return them as text, empty if none is missing.
 
         Raises TimeoutError after about a second. The kubelet sets no deadline, and while Allocate
         hangs it does not admit any pod (1.36.2).
@@ -122,7 +122,7 @@ class Endpoint:
         self._observer = observer
         self._streams: set[_Stream] = set()
         self._kubelet_stream: _Stream | None = None
-        """The first stream of this generation, opened while only the kubelet knows the socket's
+        """The first stream of this generation, opened before any other client can know the socket's
         name. Later streams of other clients are ignored.
         """
         self._statuses: asyncio.Queue[str] = asyncio.Queue(_STATUSES_MAX)
@@ -277,7 +277,7 @@ class Endpoint:
         request: dp.PreStartContainerRequest,
         context: rpc.Context[dp.PreStartContainerRequest, dp.PreStartContainerResponse],
     ) -> dp.PreStartContainerResponse:
-        """Allow the container to start if its devices exist; called only if that is configured."""
+        """Allow the container to start if its devices exist; called only with `pre_start`."""
         try:
             await self._abort_if_missing([request.devices_ids], context)
         except (TimeoutError, advertised.AllocationError) as problem:
@@ -289,7 +289,7 @@ class Endpoint:
     async def get_info(
         self, request: pr.InfoRequest, context: rpc.Context[pr.InfoRequest, pr.PluginInfo]
     ) -> pr.PluginInfo:
-        """Introduce the plugin to the kubelet's plugin watcher."""
+        """Return the plugin's description to the kubelet's plugin watcher."""
         del request, context
         return protobuf.plugin_info(self._service.resource)
 

@@ -1,4 +1,4 @@
-"""Adapter: manages the kubelet's socket directories: owners of sockets, stale sockets, and locks.
+"""Adapter: finds owners of sockets, removes stale sockets, and locks resources.
 
 The locks let only one muster plugin on a node serve a resource. Their files are in a subdirectory
 of the kubelet's socket directory: every plugin that could serve the resource can see it, and a
@@ -252,7 +252,7 @@ def _locked(path: Path) -> int:
 
 
 def _remove_lock(path: Path, descriptor: int) -> None:
-    """Remove a lock file, but only if this process has locked that very file."""
+    """Remove a lock file, unless another file has replaced the file that this process locked."""
     with contextlib.suppress(OSError):
         if _is_at(descriptor, path):
             path.unlink()

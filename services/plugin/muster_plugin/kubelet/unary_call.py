@@ -29,7 +29,7 @@ _INITIAL_WINDOW: Final = 4
 _OVERHEAD_BYTES: Final = 65_536
 """The limit for frames and headers, in addition to the message."""
 _STATUS: Final = frozenset({b"grpc-status", bytes.fromhex("9acac8b21234da8f")})
-"""The name of the header, plain and in the Huffman code."""
+"""The name of the status header, as plain text and in Huffman coding."""
 _STATUSES: Final = {str(code).encode(): code for code in range(17)} | {
     bytes.fromhex(digits): code
     for code, digits in enumerate(
@@ -70,7 +70,7 @@ def request(path: str, *, timeout_s: float, bytes_max: int = BYTES_MAX) -> bytes
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """The result of a call: the message of the answer, or the problem in words.
+    """The result of a call: the message of the answer, or the problem as text.
 
     `status` is the gRPC code of an error, if the server sent one.
     """
@@ -240,4 +240,4 @@ def _text(text: str) -> bytes:
 
 
 GOODBYE: Final = _frame(_GOAWAY, 0, 0, bytes(8))
-"""Ends the connection without an error."""
+"""The GOAWAY frame, which ends the connection without an error."""

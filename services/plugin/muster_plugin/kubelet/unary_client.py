@@ -14,7 +14,7 @@ from muster_plugin.kubelet import unary_call
 _STEP_S: Final = 0.5
 _LAG_MAX_S: Final = 1.0
 _SERVER_MORE_S: Final = 1.0
-"""Added to the server's timeout, so that its timeout error does not replace the answer."""
+"""How much longer the server's timeout is, so that its error does not replace the answer."""
 _READ_BYTES: Final = 65_536
 
 
@@ -73,16 +73,18 @@ async def _readable(connection: socket.socket, timeout_s: float) -> None:
     loop = asyncio.get_running_loop()
     ready = asyncio.Event()
     timer = loop.call_later(timeout_s, ready.set)
-    loop.add_reader(connection, ready.set)
+    # selectors would format a socket, with its addresses, in an error that asyncio ignores
+    descriptor = connection.fileno()
+    loop.add_reader(descriptor, ready.set)
     try:
         await ready.wait()
     finally:
-        loop.remove_reader(connection)
+        loop.remove_reader(descriptor)
         timer.cancel()
 
 
 def _send(connection: socket.socket, data: bytes) -> None:
-    """Send without waiting: if the server does not read its input, its output is still read."""
+    """Send data without waiting, so that the answer is read even if the server reads no input."""
     if data:
         with contextlib.suppress(OSError):
             connection.send(data)

@@ -15,9 +15,9 @@ from muster import vocabulary
 from muster_plugin.model import gpu
 
 SOCKET_PATH_BYTES_MAX: Final = 107
-"""Linux: sun_path holds 108 bytes, with the final zero."""
+"""The longest path of a socket in Linux: sun_path holds 108 bytes, with the final zero."""
 WILDCARD: Final = "*"
-"""Stands for the name of each match, in `example.com/*`."""
+"""Stands for the name of each match in a resource's name, as in `example.com/*`."""
 LABEL_MAX: Final = 63
 _DOMAIN_MAX: Final = 244
 _SHORT = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
@@ -63,7 +63,7 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True):
     """The GPU or MIG device of this replica; None for device nodes."""
 
     def is_same(self, other: "Unit") -> bool:
-        """Return whether both are the same devices, except for one optional device."""
+        """Return whether one unit has all devices of the other; optional ones may be absent."""
         ours, theirs = {*self.identity.values()}, {*other.identity.values()}
         return ours <= theirs or theirs <= ours
 
@@ -83,7 +83,7 @@ class ContainerResponse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def name_problems(name: str, *, per_match: bool = False) -> Iterator[str]:
-    """Yield why the kubelet would refuse a resource name; `per_match` requires a final `/*`."""
+    """Yield the reasons to refuse a resource name; `per_match` requires a final `/*`."""
     domain, slash, short = name.partition("/")
     if not slash:
         yield f"{name!r} has no domain; write it as example.com/{name}"
@@ -95,9 +95,9 @@ def name_problems(name: str, *, per_match: bool = False) -> Iterator[str]:
     if len(domain) > _DOMAIN_MAX or not _DOMAIN.fullmatch(domain):
         yield f"{domain!r} is not a lower-case DNS name of at most {_DOMAIN_MAX} characters"
     if per_match and short != WILDCARD:
-        yield f"{name!r} is one name, but perMatch needs one per match: {domain}/{WILDCARD}"
+        yield f"{name!r} is a single name, but perMatch needs {domain}/{WILDCARD}"
     elif not per_match and short == WILDCARD:
-        yield f"{name!r} is one name per match; it needs perMatch: true"
+        yield f"{name!r} needs perMatch: true"
     elif not per_match and not _SHORT.fullmatch(short):
         yield (
             f"{short!r} must have 1 to {LABEL_MAX} of A-Z a-z 0-9 - _ . "

@@ -16,7 +16,7 @@ class Checked(msgspec.Struct, frozen=True, kw_only=True):
         raise_if_any(self.problems())
 
     def problems(self) -> Iterator[str]:
-        """Yield the problems; each begins with its key."""
+        """Yield the problems of this section; each begins with the key of its setting."""
         raise NotImplementedError
 
 
@@ -50,7 +50,7 @@ def duplicates(values: list[str]) -> Iterator[str]:
 
 
 quoted = validation.quoted
-"""The value as the user wrote it, short enough for a line."""
+"""Returns the value as the user wrote it, short enough for a line."""
 
 
 def listed(items: Sequence[str], *, most: int) -> str:

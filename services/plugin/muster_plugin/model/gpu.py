@@ -119,7 +119,7 @@ class Poll(msgspec.Struct, frozen=True, kw_only=True):
     at: datetime
     error: str = ""
     recovery_action: int | None = None
-    """Field 230: 0 none, 1 reset, 2 reboot, 3 drain P2P, 4 drain and reset, 5.. see nvml.h."""
+    """NVML's field 230: 0 none, 1 reset, 2 reboot, 3 drain P2P, 4 drain and reset; see nvml.h."""
     ecc_uncorrected: int | None = None
     """Uncorrected errors since the driver was loaded."""
     remap_pending: bool | None = None
@@ -129,10 +129,10 @@ class Poll(msgspec.Struct, frozen=True, kw_only=True):
     """The active slowdowns, out of HW_SLOWDOWN, SW_THERMAL, HW_THERMAL and POWER_BRAKE."""
     temperature_c: int | None = None
     slowdown_c: int | None = None
-    """The temperature at which the GPU slows down."""
+    """The temperature in °C at which the GPU slows down."""
     nvlinks_down: tuple[int, ...] = ()
     fabric: str | None = None
-    """not_supported, not_started, in_progress, completed or failed."""
+    """The NVLink fabric: not_supported, not_started, in_progress, completed or failed."""
 
 
 class Xid(msgspec.Struct, frozen=True, kw_only=True):
@@ -189,7 +189,7 @@ class FaultBegan(_Fault, frozen=True, kw_only=True):
 
 
 class FaultEnded(_Fault, frozen=True, kw_only=True):
-    """The fault with this `code` ended; `reason` and `evidence` say why."""
+    """The fault with this `code` ended; `reason` and `evidence` explain why."""
 
 
 FaultChange: TypeAlias = FaultBegan | FaultEnded
@@ -229,20 +229,20 @@ def latest_scan(previous: Scan | None, current: Scan) -> Scan:
 
 
 class Index(msgspec.Struct, frozen=True):
-    """The n-th GPU, or its n-th MIG device."""
+    """A selector of a GPU by its index, or of a MIG device by two indexes."""
 
     gpu: int
     mig: int | None = None
 
 
 class Uuid(msgspec.Struct, frozen=True):
-    """A GPU or MIG device by its uuid, in lower case."""
+    """A selector of a GPU or MIG device by its uuid, in lower case."""
 
     uuid: str
 
 
 class Instance(msgspec.Struct, frozen=True):
-    """A MIG device by its instances and its GPU's uuid, in lower case."""
+    """A selector of a MIG device by its instances and its GPU's uuid, in lower case."""
 
     gpu: str
     gi: int
@@ -250,7 +250,7 @@ class Instance(msgspec.Struct, frozen=True):
 
 
 class Product(msgspec.Struct, frozen=True):
-    """Every GPU whose product matches."""
+    """A selector of all GPUs whose product matches a pattern."""
 
     pattern: str
 
@@ -274,7 +274,7 @@ def parse_selector(given: int | str, *, products: bool = False) -> Selector:
     if match := _INSTANCE.fullmatch(text):
         return Instance(match[1].lower(), int(match[2]), int(match[3]))
     if not products or _LOOKS_LIKE_ONE.fullmatch(text):
-        product = ", or the name of a product with * for anything" if products else ""
+        product = ", or the name of a product with * as a wildcard" if products else ""
         raise ValueError(f"{errors.quoted(given)} does not name a device; write {_FORMS}{product}")
     return Product(text)
 
@@ -290,7 +290,7 @@ def selector_problems(texts: Iterable[int | str], *, products: bool = False) -> 
             continue
         for before, other in selectors.items():
             if includes(other, selector) or includes(selector, other):
-                yield f"[{at}]: {errors.quoted(text)} is named by [{before}] already"
+                yield f"[{at}]: {errors.quoted(text)} is already named by [{before}]"
                 break
         selectors[at] = selector
 
@@ -327,10 +327,10 @@ def selects(reference: Selector, device: Device, product: str) -> bool:
 
 
 def matches_pattern(pattern: str, text: str) -> bool:
-    """Return whether the whole text matches; `*` matches anything, nothing else is special.
+    """Return whether the whole text matches; `*` matches anything, other characters are literal.
 
-    It takes time linear in the text for each `*`. The text may itself be a pattern: a pattern that
-    matches it matches everything that it matches.
+    The time is linear in the text for each `*`. The text may itself be a pattern: if so, and if it
+    matches, `pattern` matches every text that this second pattern matches.
     """
     first, *inner = pattern.split(ANYTHING)
     if not inner:

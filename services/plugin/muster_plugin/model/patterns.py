@@ -2,7 +2,7 @@
 
 Globs are those of Go's path/filepath, as in generic-device-plugin: `*`, `?` and
 `[a-z]` never match a slash, a backslash escapes the next character, names that begin with a dot are
-not special. Beyond Go, `**` as a whole component stands for any number of directories.
+not special. Beyond Go, `**` as a whole component matches any number of directories.
 
 Regular expressions are those of smarter-device-manager: RE2, the syntax of Go's package regexp. RE2
 takes linear time for every expression, unlike Python's module re.
@@ -59,7 +59,7 @@ class Glob:
         return len(self._parts) in reached
 
     def _skips(self, at: int) -> set[int]:
-        """Return the positions after each `**` that follows, in case it matches no directory."""
+        """Return the position after each of the next `**`, which may match no directory."""
         positions = set()
         while at < len(self._parts) and self._parts[at] is None:
             at += 1
@@ -79,7 +79,7 @@ def regex_matches(pattern: str, below_dev: str) -> bool:
 
 
 def is_literal(pattern: str) -> bool:
-    """Return whether a glob matches only one path, itself."""
+    """Return whether a glob matches only the path that is equal to it."""
     return literal_prefix(pattern) == pattern
 
 
@@ -238,7 +238,7 @@ def _set(pattern: str, at: int) -> tuple[int, str, bool]:
         if pattern.startswith("-", at):
             at, high = _member(pattern, at + 1)
         if low > high:
-            raise ValueError(f"has {low}-{high} in a set, in the wrong order")
+            raise ValueError(f"has the range {low}-{high} in the wrong order in a set")
         ranges.append(f"{re.escape(low)}-{re.escape(high)}")
     return at + 1, "".join(ranges), negated
 

@@ -30,7 +30,7 @@ class ProbeBackoff:
 
     @property
     def text(self) -> str:
-        """Text to add to the description of the failure; empty if connections are not suspected."""
+        """Text for a failure's description; empty if connections are not the suspected cause."""
         if self._ends < _ENDS_MIN:
             return ""
         return f"; its process has ended {self._ends} times in a row just after a connection"

@@ -18,7 +18,10 @@ from typing import Final
 import msgspec
 
 BYTES_MAX: Final = 4 * 1024 * 1024
-"""A decoded file takes up to 20 times as much memory, and any process can replace the file."""
+"""The largest file that is decoded.
+
+A decoded file takes up to 20 times as much memory, and any process can replace the file.
+"""
 
 
 class Grant(msgspec.Struct, frozen=True):

@@ -32,7 +32,7 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     version: Annotated[int, msgspec.Meta(ge=1, le=1)] = 1
     expected: Annotated[dict[_Resource, _Count], _Most] = {}
     resources: Annotated[dict[_Name, _Resource], _Most] = {}
-    """The resource of each socket, by its stem."""
+    """The resource of each socket, by the socket's stem (`naming.stem`)."""
 
 
 def encode(memory: Memory) -> bytes:
@@ -64,7 +64,7 @@ class Expectations:
         return self._registered.get(resource) if known is None else known
 
     def is_listable(self, resource: str) -> bool:
-        """Return whether the kubelet would list the devices of a resource, as far as is known."""
+        """Return whether the kubelet would list the devices of a resource; True if unknown."""
         return resource in self.learned or resource not in self._registered
 
     def had(self, resource: str) -> int:
@@ -107,7 +107,7 @@ class Expectations:
         return False
 
     def forget(self, resource: str) -> bool:
-        """Forget a resource that was removed from the node; return whether it was learned."""
+        """Remove a resource that is gone from the node; return whether its count was learned."""
         self._listed.pop(resource, None)
         self._had.pop(resource, None)
         self._registered.pop(resource, None)

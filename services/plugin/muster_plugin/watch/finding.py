@@ -1,7 +1,7 @@
 """Pure: the state machine that decides what is wrong with one watched plugin.
 
 A finding begins when its condition has held continuously for a time, and ends as soon as nothing is
-wrong any more. The first matching row applies:
+wrong. The first matching row applies:
 
     server      | what else is known                | finding        | begins after
     ------------|-----------------------------------|----------------|-------------
@@ -38,7 +38,7 @@ class Server(enum.StrEnum):
     UNKNOWN = "unknown"
     ANSWERS = "answers"
     REMOVED = "removed"
-    """Its socket file is gone, but the process still runs."""
+    """The socket file is gone, but the process still runs."""
     ENDED = "ended"
     HALTED = "halted"
     SILENT = "silent"
@@ -70,9 +70,9 @@ class Holds(msgspec.Struct, frozen=True, kw_only=True):
     removed_s: float = 2.0
     ended_s: float = 2.0
     halted_s: float = 3.0
-    """Long enough for two observations: a debugger or a snapshot may stop a process briefly."""
+    """How long HALTED must last: two observations, as a debugger may stop a process briefly."""
     wrong_s: float = 20.0
-    """Long enough for two probes: a plugin that is stopping may break one connection."""
+    """How long WRONG must last: two probes, as a plugin that is stopping may break a connection."""
     unregistered_s: float = 8.0
     other_s: float = 30.0
 

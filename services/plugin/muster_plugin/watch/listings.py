@@ -12,7 +12,7 @@ RESOURCES_MAX: Final = 256
 FORGOTTEN_S: Final = 24 * 3600.0
 """A plugin whose socket and devices have been gone for this long counts as uninstalled."""
 AWAY_S: Final = 300.0
-"""A kubelet that is away for longer is not just restarting: findings may begin again."""
+"""How long a kubelet may be away before findings begin; a restart takes less time."""
 TOGETHER_S: Final = 5.0
 """Sockets and resources that appear or disappear within this time belong together."""
 
@@ -37,7 +37,7 @@ class Listings:
         """The time until which the kubelet counts as just started."""
         self.has_changed = False
         self.has_learned = False
-        """The caller resets both flags."""
+        """Whether the learned counts changed; the caller resets this flag and `has_changed`."""
         self._listings: dict[str, Listing] = {}
         self._settles_s = settles_s
         self._was_answering = False
@@ -76,7 +76,7 @@ class Listings:
 
     @property
     def held_until(self) -> float:
-        """Until when no finding begins because the kubelet is away or has just started."""
+        """Until when no finding begins because the kubelet does not answer or has just started."""
         away_until = -math.inf if self._away_at is None else self._away_at + AWAY_S
         return max(self.steady_at, away_until)
 
@@ -90,8 +90,8 @@ class Listings:
     def zero_until(self, resources: Sequence[str]) -> float:
         """Return until when the kubelet itself may be the reason that all these resources are at 0.
 
-        The result is in the past if the kubelet lists any device, or if they did not disappear
-        together.
+        The result is in the past if the kubelet lists any device, or if the resources did not
+        disappear together.
         """
         listable = filter(self.expectations.is_listable, resources)
         listings = [self[name] for name in listable if self.expected(name)]
@@ -143,7 +143,7 @@ class Listings:
                 self.has_changed = True
 
     def forget_if_old(self, resource: str, now: float) -> None:
-        """Forget a resource of which the kubelet has listed no device for `FORGOTTEN_S`."""
+        """Remove a resource of which the kubelet has listed no device for `FORGOTTEN_S`."""
         listing = self[resource]
         if listing.count == 0 and now - listing.changed_at >= FORGOTTEN_S:
             self.has_learned |= self.expectations.forget(resource)

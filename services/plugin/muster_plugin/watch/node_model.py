@@ -39,14 +39,17 @@ _PODS_MAX: Final = 5
 _OUR_DRIVERS: Final = ".muster.dev"
 _EVALUATED_S: Final = 3600.0
 _EVALUATED_AGAIN_S: Final = 0.05
-"""Observations that follow each other faster are evaluated together."""
+"""Observations that arrive within this time are evaluated together."""
 
 
 class Timing(msgspec.Struct, frozen=True, kw_only=True):
     """How long the model waits, in seconds."""
 
     kubelet_settles_s: float = 30.0
-    """A starting kubelet removes the sockets; its plugins then need time to register again."""
+    """How long a kubelet counts as just started.
+
+    A starting kubelet removes the sockets; its plugins then need time to register again.
+    """
     hardware_s: float = 300.0
     """How long after the start of this process plugins may take to offer the hardware."""
     report_s: float = 1.0
@@ -216,7 +219,7 @@ class NodeModel:
         self._foreign, self._by_last_part = foreign, naming.by_last_part(foreign)
 
     def _learn_names(self, now: float) -> None:
-        """Learn that a socket serves a resource if only these two appeared or vanished together."""
+        """Assign a resource to a socket if only these two appeared or vanished together."""
         nameless = [each for each in self._sockets if each.has_answered]
         nameless = [each for each in nameless if self._resource_of(each) is None]
         if not nameless:
@@ -244,7 +247,7 @@ class NodeModel:
                 return
 
     def _forget_removed(self, groups: Mapping[str, Sequence[sockets.Socket]], now: float) -> None:
-        """Forget removed sockets that have a successor, and plugins gone for a long time."""
+        """Remove the state of replaced sockets, and of plugins that are gone for a long time."""
         for name, group in groups.items():
             has_other = any(not socket.is_removed for socket in group)
             newest = max((each.file.created_at for each in group if each.is_usable), default=0)
@@ -317,7 +320,7 @@ class NodeModel:
             return socket.server(listed)
         if not self._has_scanned or is_nameless or listed != 0:
             return _Server.UNKNOWN, f"it is unknown which socket serves {name}"
-        return _Server.ENDED, "no socket in the kubelet's directory can belong to it"
+        return _Server.ENDED, "no socket in the kubelet's directory matches it"
 
     def _description(
         self,

@@ -153,20 +153,20 @@ Observation = (
 
 
 class Probe(msgspec.Struct, frozen=True):
-    """Probe this socket."""
+    """The action to probe this socket."""
 
     file: SocketFile
 
 
 class Change(msgspec.Struct, frozen=True):
-    """Report that the observed state of a plugin changed; if `gone`, it is no longer watched."""
+    """The action to report a changed plugin, or one that is no longer watched (`gone`)."""
 
     watched: vocabulary.Watched
     gone: bool = False
 
 
 class Learned(msgspec.Struct, frozen=True):
-    """Save the learned data, which has changed."""
+    """The action to save the learned data, which has changed."""
 
 
 Action = Probe | Change | Learned

@@ -1,8 +1,8 @@
 """Adapter: probes sockets with one connection and one call each.
 
-A plugin is asked for its options, as the kubelet does when the plugin registers; a registration
-socket is asked for its info. The connection is closed properly, and no answer is read beyond a
-limit.
+A plugin receives the call for its options, which the kubelet also makes when the plugin registers;
+a registration socket receives the call for its info. The connection is closed properly, and no
+answer is read beyond a limit.
 """
 
 import asyncio
@@ -222,7 +222,7 @@ async def _call(connection: socket.socket, method: str, timeout_s: float) -> una
     except unary_client.Late:
         raise _Result(_Answer.INCONCLUSIVE) from None
     except OSError as error:
-        raise _Result(_Answer.WRONG, f"it breaks the connection: {error.strerror}") from None
+        raise _Result(_Answer.WRONG, f"it broke the connection: {error.strerror}") from None
     if outcome is None:
         name = method.rpartition("/")[2]
         raise _Result(_Answer.SILENT, f"no answer to {name} within {timeout_s:g} s")

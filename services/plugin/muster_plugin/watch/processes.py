@@ -144,7 +144,7 @@ def _peer_pidfd(connection: socket.socket, pid: int) -> int | None:
 
 
 def _has_unique_inodes() -> bool:
-    """Return whether each process's pidfd has an inode of its own."""
+    """Return whether each process's pidfd has a separate inode."""
     with contextlib.suppress(OSError):
         process, other = os.pidfd_open(os.getpid()), os.eventfd(0)
         try:

@@ -78,7 +78,7 @@ class Reports:
         return name not in self._expect, not is_offered, name not in self._plugins, name
 
     def _forget_all_but(self, kept: frozenset[str], now: float) -> list[observation.Action]:
-        """Forget all other plugins; return the changes that report this, within the rate limit."""
+        """Stop watching plugins that are not in `kept`; return changes within the rate limit."""
         actions: list[observation.Action] = []
         for name in sorted(self._plugins.keys() - kept):
             gone = self._plugins[name].published

@@ -107,7 +107,7 @@ def write_memory(root: Path, text: bytes) -> None:
 
 @contextlib.contextmanager
 def _folder(root: Path) -> Iterator[int]:
-    """Open the folder with the learned data. Raises OSError, for example for a link."""
+    """Open the folder with the learned data. Raises OSError, for example if it is a link."""
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
     descriptor = os.open(root / _MEMORY_FOLDER, flags)
     try:

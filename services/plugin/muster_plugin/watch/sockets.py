@@ -17,7 +17,10 @@ from muster_plugin.watch import backoff, finding, observation
 SOCKETS_MAX: Final = 256
 AT_ONCE_MAX: Final = 32
 PERIOD_S: Final = 15.2
-"""A plugin that stops answering is detected within 20 s: this period, and a probe's timeout."""
+"""The time between two probes.
+
+A plugin that stops answering is detected within 20 s: this period, and a probe's timeout.
+"""
 _UNWATCHED_PERIOD_S: Final = 20.0
 _WINDOW_S: Final = 60.0
 CONNECTIONS_MAX: Final = 4
@@ -66,7 +69,7 @@ class Socket:
         self._connected: collections.deque[float] = collections.deque(maxlen=CONNECTIONS_MAX)
 
     def server(self, listed: int | None) -> tuple[_Server, str]:
-        """Return the state of the server, and its problem in words.
+        """Return the state of the server, and its problem as text.
 
         An unknown process behind a removed socket counts as ended if no device is `listed`.
         """
@@ -95,7 +98,7 @@ class Socket:
         return not self.is_removed and self.answer is _Answer.ANSWERED
 
     def replace_file(self, file: observation.SocketFile, now: float) -> None:
-        """Record the current file; a new file has a new server."""
+        """Record the current file; if it is new, its server is new too."""
         if file.identity == self.file.identity and not self.is_removed:
             return
         if self.process is not None and self.process.is_watched and not self.has_ended:
@@ -126,12 +129,13 @@ class Socket:
                 self._backoff.ended(now)
         else:
             self._refusals = 0
+            # a call that timed out connected seconds ago
+            began_at = now if asked_at is None else asked_at
             is_over = self._is_over(probed.process, asked_at)
             if probed.process is not None:
-                self._connected.append(now)
+                self._connected.append(began_at)
             if probed.process is not None and not is_over:
                 self._backoff.connected(now)
-            began_at = now if asked_at is None else asked_at
             self._due_at = now if is_over else began_at + self._period_s(probed)
         if probed.answer is _Answer.INCONCLUSIVE:
             return
@@ -187,7 +191,7 @@ class Socket:
         return observation.Probe(self.file)
 
     def hurry(self, now: float) -> None:
-        """Schedule a probe as soon as is allowed, unless the process's end would be reported."""
+        """Schedule an early probe, unless the kernel reports the end of the process anyway."""
         if self._backoff.pause_s and now - self.changed_at < _DROPPED_S:
             # the kubelet may have dropped the former process
             return
@@ -204,7 +208,7 @@ class Socket:
             case _Answer.SILENT:
                 return _Server.SILENT, f"{name} does not answer: {self.detail}"
             case _Answer.WRONG:
-                return _Server.WRONG, f"{name} does not answer as a plugin does: {self.detail}"
+                return _Server.WRONG, f"{name} does not answer like a device plugin: {self.detail}"
             case _Answer.ANSWERED:
                 return _Server.ANSWERS, ""
             case _:
@@ -264,7 +268,7 @@ def rival(group: Sequence[Socket]) -> str:
     for socket in group:
         if socket.is_usable and socket.rival is not None:
             pid = socket.rival.pid
-            former = "the former process" if pid is None else f"process {pid}"
+            former = "the previous process" if pid is None else f"process {pid}"
             return f"another process took over {socket.file.name}, but {former} still runs"
     served = sorted(
         (socket.process.identity, socket.file.name)
@@ -340,7 +344,7 @@ class Sockets:
                 socket.halted = halted.get(path, "")
 
     def forget(self, path: str) -> None:
-        """Forget a socket that was removed."""
+        """Remove the state of a socket whose file is gone."""
         self._by_path.pop(path, None)
 
     def stop_watching(self, path: str, now: float) -> None:

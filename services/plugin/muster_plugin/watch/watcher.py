@@ -43,7 +43,7 @@ class Watcher:
     runner.
     """
 
-    def __init__(  # each has its own name
+    def __init__(
         self,
         chosen: settings.Settings,
         node: str,
@@ -161,7 +161,7 @@ class Watcher:
                 if scanned is not None and not self._scanned.is_hanging:
                     self._runner.send(scanned)
                     if self._model.left_out:
-                        self._note("there are too many sockets to watch all of them")
+                        self._note("there are too many sockets to watch them all")
 
     async def _scan_node(self) -> None:
         """Look for hardware and for the CDI files of running pods, periodically."""

@@ -22,7 +22,7 @@ from muster_plugin.config.importers import peer_file
 from muster_plugin.model import advertised, errors
 
 GENERIC_DOMAIN: Final = "squat.ai"
-"""The default until 0.1; from 0.2.0 it is devic.es."""
+"""The default domain of generic-device-plugin until 0.1; from 0.2.0 it is devic.es."""
 
 _NAME: Final = re.compile(r"[a-z0-9][-a-z0-9]*[a-z0-9]")
 _LISTS: Final = ("devices", "device")
@@ -31,7 +31,7 @@ _PERMISSIONS: Final = "mrw"
 _DIGITS: Final = range(1_000, 10_000)
 _UNNAMED: Final = "unnamed"
 _REFUSED: Final = "0000"
-"""Placeholders for a rejected name or id, so that the problem is reported only once."""
+"""The placeholder for a rejected id (`_UNNAMED`: for a name), which prevents a second report."""
 _Group = dict[str, object]
 _Keys = dict[str, str]
 """The peer's key for each of muster's keys, where they differ."""
@@ -62,7 +62,7 @@ def read_generic(
     entries = reader.mapping(configuration, "", (*_LISTS, *_FLAGS))
     for flag in _FLAGS[1:]:
         if flag in entries:
-            reader.note_difference(flag, "a setting of the process; set it in muster's deployment")
+            reader.note_difference(flag, "concerns the process; set it in muster's deployment")
     chosen_domain = domain or reader.text(entries.get("domain"), "domain") or None
     items = [
         (f"{key}[{at}]", item)
@@ -196,7 +196,9 @@ def _path(reader: peer_file.Reader, value: object, path: str) -> dict[str, objec
             ours["type"] = config_resources.NodeType.MOUNT.value
             ours["readOnly"] = read_only
             if permissions:
-                reader.note_difference(f"{path}.permissions", "a Mount has none; left out")
+                reader.note_difference(
+                    f"{path}.permissions", "a Mount has no permissions; left out"
+                )
         case other:
             ours["type"] = other
             ours["permissions"] = permissions or _PERMISSIONS
@@ -223,7 +225,7 @@ def _usb(reader: peer_file.Reader, value: object, path: str, *, flags: bool) -> 
 
 
 def _usb_id(reader: peer_file.Reader, value: object, path: str, *, flags: bool) -> str:
-    """Return four hexadecimal digits, as in sysfs."""
+    """Return a USB vendor or product id as four hexadecimal digits, as in sysfs."""
     if isinstance(value, int) and not isinstance(value, bool):
         if flags and value in _DIGITS:
             reader.note_difference(

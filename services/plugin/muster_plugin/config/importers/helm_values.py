@@ -3,7 +3,7 @@
 NVIDIA's chart nvidia-device-plugin (v0.20; values.yaml, daemonset-device-plugin.yml) sets a
 variable only for a value of the right type. NVIDIA's chart gpu-operator and its ClusterPolicy, in
 `spec`, share the keys devicePlugin, mig and cdi; the operator's DaemonSet sets PASS_DEVICE_SPECS
-itself. In the chart of smarter-device-manager, `config` is the list.
+itself. In the chart of smarter-device-manager, `config` is the list of devices.
 """
 
 from collections.abc import Mapping
@@ -29,7 +29,7 @@ _FLAGS: Final = {
 }
 _CDI: Final = {"nvidiaHookPath": "NVIDIA_CDI_HOOK_PATH", "featureFlags": "CDI_FEATURE_FLAGS"}
 _OF_FILE: Final = frozenset({"version", "flags", "sharing", "imex"})
-"""Keys of NVIDIA's file; the charts have none of them."""
+"""Keys of NVIDIA's file, which do not exist in the charts."""
 _OF_PODS: Final = ("nodeSelector", "affinity", "tolerations", "runtimeClassName")
 _OPERATOR_STRATEGY: Final = "single"
 

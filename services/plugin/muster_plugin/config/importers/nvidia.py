@@ -30,7 +30,7 @@ _VARIABLES: Final = frozenset(
 _ONE_DASH: Final = re.compile(r"-[a-z]{2}")
 _TRUE: Final = frozenset({"1", "t", "T", "true", "TRUE", "True"})
 _FALSE: Final = frozenset({"0", "f", "F", "false", "FALSE", "False"})
-"""The values of Go's strconv.ParseBool."""
+"""The texts that Go's strconv.ParseBool reads as false; `_TRUE` has those for true."""
 _GENERAL: Final = (
     "an Unhealthy GPU can recover without a restart of the plugin; with NVIDIA it cannot",
     "an XID makes all affected replicas and MIG devices Unhealthy; with NVIDIA only one of them",
@@ -43,7 +43,7 @@ _Tree: TypeAlias = dict[str, object]
 
 
 class _Source(msgspec.Struct, frozen=True):
-    """A value with its flag, variable or key; `is_text` for flags and variables."""
+    """A value with its flag, variable or key; `is_text` is true for flags and variables."""
 
     value: _Value
     path: str
@@ -63,7 +63,7 @@ def has_settings(
 
 
 def of_process(environment: Mapping[str, str]) -> tuple[Variables, list[str]]:
-    """Return the variables that NVIDIA's plugin would read, and why some cannot be honoured.
+    """Return the variables that NVIDIA's plugin would read, and why some have no effect.
 
     NVIDIA_VISIBLE_DEVICES is not among them: the container runtime reads it.
     """
@@ -105,7 +105,7 @@ def read(
             reader.reject("", f"none of the keys of NVIDIA's file: {', '.join(_TOP)}")
     if file.get("version", "v1") != "v1":
         version = errors.quoted(file["version"])
-        reader.reject("version", f"unknown version: {version}; it is v1")
+        reader.reject("version", f"unknown version: {version}; expected v1")
     file_settings = {
         path: value for section in _SECTIONS for path, value in _keys(reader, file, section)
     }

@@ -20,8 +20,8 @@ _NAMED: Final = "default"
 _VALUE: Final = re.compile(r"[A-Za-z0-9]([-_.A-Za-z0-9]{0,61}[A-Za-z0-9])?")
 _NODES_MAX: Final = 100
 _TOLD: Final = (
-    f"the plugin cannot read its node's label {LABEL}: `muster config daemonsets` makes one "
-    "DaemonSet for each value (docs/migration.md)"
+    f"the plugin cannot read its node's label {LABEL}: `muster config daemonsets` creates one "
+    f"DaemonSet for each value (docs/migration.md)"
 )
 
 

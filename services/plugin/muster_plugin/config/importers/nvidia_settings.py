@@ -43,7 +43,7 @@ MPS: Final = (
 
 
 class Kind(enum.StrEnum):
-    """The type of a value."""
+    """The type of a setting's value."""
 
     FLAG = "flag"
     TEXT = "text"
@@ -56,8 +56,8 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     """One NVIDIA setting: its names, and muster's path below `gpus` or what muster does instead.
 
     `values` maps all values that NVIDIA accepts to muster's; `refusal` is NVIDIA's text for any
-    other. `defaults` are values that change nothing and are not reported. `is_lost` if muster does
-    not do what the setting asks for.
+    other. `defaults` are values that change nothing and are not reported. `is_lost` says whether
+    muster does not do what the setting requests.
     """
 
     key: str = ""
@@ -204,7 +204,7 @@ EVERY: Final = (*TABLE, RESOURCE_CONFIG)
 
 
 def read_sharing(reader: peer_file.Reader, value: object, ours: dict[str, object]) -> None:
-    """Set the sharing; MPS is rejected."""
+    """Convert NVIDIA's section `sharing` to muster's keys in `ours`; MPS is rejected."""
     if value is None:
         return
     sharing = reader.mapping(value, "sharing", _SHARING)
@@ -231,7 +231,7 @@ def read_sharing(reader: peer_file.Reader, value: object, ours: dict[str, object
 
 
 def read_resources(reader: peer_file.Reader, value: object, ours: dict[str, object]) -> None:
-    """Set the names of GPUs and MIG devices, once the MIG strategy is set."""
+    """Convert the names of GPUs and MIG devices; `ours` must already have the MIG strategy."""
     if value is None:
         return
     sections = reader.mapping(value, "resources", ("gpus", "mig"))
@@ -277,7 +277,7 @@ def _replicated(reader: peer_file.Reader, item: object, path: str) -> dict[str, 
     ours["replicas"] = replicas
     if not _REPLICAS_MIN <= replicas <= gpus.REPLICAS_MAX:
         problem = f"number of replicas must be >= {_REPLICAS_MIN}"
-        reader.reject(f"{path}.replicas", f"{problem}, and here <= {gpus.REPLICAS_MAX}")
+        reader.reject(f"{path}.replicas", f"{problem}, and for muster <= {gpus.REPLICAS_MAX}")
     if entry.get("rename"):
         ours["rename"] = _name(reader, entry["rename"], f"{path}.rename")
         reader.note_difference(f"{path}.rename", _DROPS)

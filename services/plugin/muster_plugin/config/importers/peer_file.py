@@ -23,7 +23,7 @@ ENV_FROM: Final = "envFrom"
 """Stands for all variables of a ConfigMap or Secret."""
 _ITEMS_MAX: Final = 1_000
 _DEFAULT: Final = "DEFAULT_CONFIG"
-"""A variable of NVIDIA's config-manager."""
+"""The variable of NVIDIA's config-manager that names the default configuration."""
 
 
 class ImportRejected(ValueError):
@@ -182,7 +182,7 @@ def put(ours: dict[str, object], path: str, value: object) -> None:
 
 
 class ManifestContent(msgspec.Struct, frozen=True, kw_only=True):
-    """The configuration found in manifests: files of ConfigMaps, and values of `--device`.
+    """The configuration in manifests: files of ConfigMaps, and values of `--device`.
 
     `arguments` and `environment` are those of all containers, in the order of the manifests;
     `elsewhere` are the variables whose values are not in the manifests (`valueFrom`, `envFrom`).

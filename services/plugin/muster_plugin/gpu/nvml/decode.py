@@ -61,15 +61,15 @@ UNSUPPORTED: Final = frozenset(
         Code.DEPRECATED,
     }
 )
-"""The product, driver or permissions do not allow the call; not a sign of a bad GPU."""
+"""The codes of calls that the product, driver or permissions do not allow; the GPU may be good."""
 LOST: Final = frozenset({Code.GPU_IS_LOST, Code.RESET_REQUIRED})
-"""This GPU cannot be queried."""
+"""The codes that mean that a GPU cannot be queried."""
 SESSION_ENDED: Final = frozenset(
     {Code.UNINITIALIZED, Code.DRIVER_NOT_LOADED, Code.LIB_RM_VERSION_MISMATCH, Code.GPU_NOT_FOUND}
 )
-"""NVML has to be initialised again before any other call."""
+"""The codes after which NVML has to be initialised again before any other call."""
 ABSENT: Final = frozenset({Code.NOT_FOUND, Code.INVALID_ARGUMENT})
-"""There is no MIG device at this index (any more)."""
+"""The codes that mean that there is no MIG device at an index, or no longer."""
 
 LIBRARY: Final = "libnvidia-ml.so.1"
 MOUNTED_DRIVER_ROOT: Final = "/driver-root"
@@ -99,7 +99,7 @@ def library_paths(library: str, driver_root: str) -> tuple[str, ...]:
 
 
 def _roots(driver_root: str) -> tuple[str, ...]:
-    """Leave out this container's own root, which the dynamic loader searches better."""
+    """Return the driver's possible roots, except `/`, which the dynamic loader searches better."""
     configured = driver_root.rstrip("/")
     return tuple(dict.fromkeys(filter(None, (configured, MOUNTED_DRIVER_ROOT))))
 
@@ -164,7 +164,7 @@ _CANNOT_INIT: Final[Mapping[int, tuple[gpu.Driver, str]]] = {
 
 
 def cuda_version(number: int) -> str:
-    """Return `12.8` for 12080 (nvmlSystemGetCudaDriverVersion)."""
+    """Return a CUDA version as text: `12.8` for 12080 (nvmlSystemGetCudaDriverVersion)."""
     return f"{number // 1000}.{number % 1000 // 10}"
 
 
@@ -191,7 +191,7 @@ _COMPLETED: Final = 3
 
 
 def fabric(state: int, status: int) -> str | None:
-    """Return the state of a GPU's NVLink fabric (nvmlGpuFabricState_t)."""
+    """Return the state of a GPU's NVLink fabric (nvmlGpuFabricState_t); None if unknown."""
     if state == _COMPLETED and status != Code.SUCCESS:
         return "failed"
     return _FABRIC_STATES[state] if state < len(_FABRIC_STATES) else None
@@ -271,7 +271,10 @@ def profile(gi: int, ci: int, *, memory_mib: int, total_bytes: int) -> str:
 
 
 def _gigabytes(memory_mib: int, total_bytes: int) -> int:
-    """Round an instance's share up to eighths, and the GPU's memory to whole GiB (go-nvlib)."""
+    """Return the gigabytes in a MIG profile's name, as go-nvlib calculates them.
+
+    The instance's share is rounded up to eighths, and the GPU's memory to whole GiB.
+    """
     share = math.ceil(memory_mib * _MIB / total_bytes * _EIGHTHS) / _EIGHTHS
     return math.floor(share * math.ceil(total_bytes / _GIB) + 0.5)
 

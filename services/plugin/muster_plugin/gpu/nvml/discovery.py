@@ -43,7 +43,7 @@ class KernelFiles(msgspec.Struct, frozen=True, kw_only=True):
     proc: Path = Path("/proc")
 
     def machine(self) -> str | None:
-        """Return the product name of the machine."""
+        """Return the product name of the machine; None if unknown."""
         return _text(self.sysfs / "class/dmi/id/product_name")
 
     def on_bus(self) -> int:
@@ -69,7 +69,7 @@ class KernelFiles(msgspec.Struct, frozen=True, kw_only=True):
             return frozenset()
 
     def pci(self, bus_id: str, attribute: str) -> str | None:
-        """Return a PCI device's attribute."""
+        """Return an attribute of a PCI device; None if it cannot be read."""
         return _text(self.sysfs / "bus/pci/devices" / decode.sysfs_name(bus_id) / attribute)
 
 

@@ -119,7 +119,7 @@ class EventListener:
         self._rearm_requested.set()
 
     def stop(self) -> None:
-        """Ask the thread to end after its current wait."""
+        """Make the thread end after its current wait."""
         self._stop.set()
 
     def wait_for_events(self) -> None:
@@ -142,7 +142,7 @@ class EventListener:
     def _register(
         self, made: library.Handle, excluded: Mapping[str, str]
     ) -> tuple[dict[str, str], str | None]:
-        """Return the registration problems, and the GPU whose failure invalidated the event set."""
+        """Register the GPUs in an event set; return problems, and the GPU that broke the set."""
         problems: dict[str, str] = dict(excluded)
         refused: set[str] = set()
         for uuid, handle in self._handles.items():

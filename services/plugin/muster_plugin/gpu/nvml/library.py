@@ -4,6 +4,8 @@ Everything here may block for minutes, so it runs in threads, never on the event
 `ctypes` (3 MiB, 10 ms) are imported only if there is a library to load. A library stays loaded:
 when the driver is replaced, a new process is needed.
 
+The interface for sources of observations is `evaluation.Source`; `simulated` is another source.
+
 A value that the product or driver does not support is None. A poll fails as a whole only if the GPU
 is lost or no query was answered: one failed query does not prove a bad GPU.
 """
@@ -36,7 +38,7 @@ _FIELDS: Final = (_RECOVERY_ACTION, _RETIRED_PENDING, _REMAP_PENDING, _REMAP_FAI
 
 
 class NvmlUnavailable(Exception):
-    """NVML cannot be used at all; the message says why."""
+    """NVML cannot be used; the message gives the reason."""
 
     def __init__(self, driver: gpu.Driver, problem: str) -> None:
         super().__init__(problem)
@@ -111,7 +113,7 @@ def _load(library: str, driver_root: str) -> None:
     """Load the library from its configured path; pynvml then finds it by its SONAME."""
     if _loaded:
         return
-    import ctypes  # noqa: PLC0415  # not without need
+    import ctypes  # noqa: PLC0415  # only if needed
 
     paths = decode.library_paths(library, driver_root)
     candidates = [path for path in paths if library or Path(path).exists()]

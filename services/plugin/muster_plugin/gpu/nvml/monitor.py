@@ -39,7 +39,7 @@ class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
     """A wait for events is divided into slices; stopping takes one slice."""
     guard_s: float = 1.0
     rescan_s: float = 30.0
-    """How often unreadable GPUs are tried again."""
+    """The time between two attempts to read unreadable GPUs."""
     restart_first_s: float = 1.0
     restart_max_s: float = 30.0
     abandon_s: float = 60.0
@@ -120,7 +120,7 @@ class MonitoringStatus:
             self._report(uuid)
 
     def reset(self, kind: str, problems: Mapping[str, str]) -> None:
-        """Replace all problems of these GPUs."""
+        """Replace all problems of these GPUs by one of this kind; an empty problem means none."""
         for uuid, problem in problems.items():
             self._problems[uuid] = {kind: problem}
             self._report(uuid)
@@ -233,7 +233,7 @@ class SessionMonitor:
         while True:
             since = self._session.events.waiting_since
             hangs = since is not None and time.monotonic() - since > late_s
-            problem = f"no wait for events has returned for {late_s:g} s" if hangs else ""
+            problem = f"waiting for GPU events has not returned for {late_s:g} s" if hangs else ""
             self._status.set_problem(self._gpus, f"{EVENTS_KIND}_late", problem)
             self._checked_at[EVENTS_KIND] = self._session.events.last_success_at
             await asyncio.sleep(self._timeouts.guard_s)
@@ -316,7 +316,7 @@ async def _set_within(event: asyncio.Event, timeout_s: float) -> bool:
 
 
 def _is_same(scan: gpu.Scan, previous: gpu.Scan) -> bool:
-    """Return whether only the polls differ."""
+    """Return whether two scans differ only in their polls."""
     return msgspec.structs.replace(scan, polls=()) == msgspec.structs.replace(previous, polls=())
 
 

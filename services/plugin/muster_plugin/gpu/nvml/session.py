@@ -16,7 +16,7 @@ from muster_plugin.model import gpu
 
 
 class SessionEnded(Exception):
-    """NVML has to be initialised again; the message says why."""
+    """NVML has to be initialised again; the message gives the reason."""
 
 
 class PreviousScan(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,7 +34,7 @@ class PollAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Session:
-    """Initialised NVML and its last `scan`. Raises library.NvmlUnavailable."""
+    """A session of NVML with its last `scan`. Creation initialises NVML; raises NvmlUnavailable."""
 
     def __init__(
         self,

@@ -66,7 +66,7 @@ class VerdictMachine(verdict_state.VerdictState):
             case State.LOST | State.MAINTENANCE | State.RECOVERING:
                 return [*noted, *self._return(problem, now, counts=counts)]
             case State.SUSPECT:
-                raise AssertionError("a suspicion was just ended")
+                raise AssertionError("`sign_of_life` has ended the suspicion")
             case _:
                 assert_never(self.state)
 
@@ -96,7 +96,7 @@ class VerdictMachine(verdict_state.VerdictState):
         if self.state is State.LOST:
             self.investigation.postpone(now)
         elif self.is_resumed and self.state is State.SUSPECT:
-            # the result is still unknown; after a new wait, many would again be suspected at once
+            # the result is still unknown; after a new wait, many plugins would be suspected again
             self.suspend()
         elif suspicion.reason is Reason.PROBLEM or not suspicion.probe_again(now):
             self.reconnected(now)
@@ -203,7 +203,7 @@ class VerdictMachine(verdict_state.VerdictState):
         return _earliest(self.alive.due, self.reported.due, self.recovery.due)
 
     def tick(self, now: float) -> list[steps.Step]:
-        """Do everything that is due."""
+        """Perform all actions whose deadline has passed."""
         if not _is_due(self.next_deadline(), now):
             return []
         if self.investigation.suspicion is not None:

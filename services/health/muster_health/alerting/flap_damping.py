@@ -1,0 +1,59 @@
+"""Pure: flap damping: delays the recovery of a plugin or alert that has failed repeatedly.
+
+| failure within the window | must stay healthy for            | state    |
+|---------------------------|----------------------------------|----------|
+| 1st                       | 3 good heartbeats, or 15 s       |          |
+| 2nd                       | 30 s                             |          |
+| nth, from the 3rd on      | 30 s doubled n - 2 times, 15 min | flapping |
+
+The count restarts after a whole window without a failure.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+from muster import pacing
+from muster_health.model import config
+
+_COUNTED_MAX: Final = 64
+
+
+@dataclass(slots=True, eq=False)
+class FlapDamping:
+    """Counts failures, and computes how long the recovery is delayed."""
+
+    settings: config.Detection
+    level: int = 0
+    _last: float | None = None
+    _times: tuple[float, ...] = ()
+
+    def failed(self, now: float) -> None:
+        """Count a failure."""
+        window_s = self.settings.flap_window_s
+        if self._last is not None and now - self._last > window_s + self.hold_s:
+            self.level = 0
+        self._last = now
+        self.level = min(self.level + 1, _COUNTED_MAX)
+        recent = (at for at in self._times if now - at <= window_s)
+        self._times = (*recent, now)[-_COUNTED_MAX:]
+
+    def restore(self, level: int, now: float) -> None:
+        """Restore the failures that a previous process counted, as if they had just happened."""
+        self.level = level
+        self._last = now if level else None
+        self._times = (now,) * min(level, self.settings.flap_falls - 1)
+
+    @property
+    def hold_s(self) -> float:
+        """Return how much longer than usual the plugin must stay healthy."""
+        settings = self.settings
+        holds = pacing.Backoff(first_s=settings.hold_s, max_s=settings.hold_max_s)
+        return holds.delay_s(self.level - 1)
+
+    def failures(self, now: float) -> int:
+        """Return the number of failures within the window."""
+        return sum(1 for at in self._times if now - at <= self.settings.flap_window_s)
+
+    def is_flapping(self, now: float) -> bool:
+        """Return whether the plugin has failed often enough to be reported as flapping."""
+        return self.failures(now) >= self.settings.flap_falls
