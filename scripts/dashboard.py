@@ -89,13 +89,13 @@ PANELS: Final = (
         ),
         unit="dateTimeFromNow",
         kind="table",
-        links=(("verdict", f"{muster.RUNBOOKS_URL}plugins_unwell.md"),),
+        links=(("verdict", f"{muster.RUNBOOKS_URL}plugins_unwell.html"),),
     ),
     Panel(
         "Open alerts of muster",
         (("max by (kind) (muster_health_open_alerts) > 0", "Open"),),
         kind="table",
-        links=(("kind", f"{muster.RUNBOOKS_URL}${{__value.text}}.md"),),
+        links=(("kind", f"{muster.RUNBOOKS_URL}${{__value.text}}.html"),),
     ),
     Panel("Alerts of Prometheus about muster itself", (), kind="alertlist"),
     Panel(

@@ -17,8 +17,9 @@ import yaml
 
 import muster
 from muster import vocabulary
-from muster.local import stack
+from muster.local import central_settings, stack
 from muster.nats.auth import permissions, server_conf
+from muster_console import config as console_config
 from muster_fuse import config as fuse_config
 from muster_health.model import config as health_config
 from muster_labeler import config as labeler_config
@@ -44,6 +45,8 @@ _PARTS: Final = (
         for name in (
             *("fuse-broker", "fuse-broker-tls", "fuse-webhook", "fuse-nri", "fuse-dra"),
             *("watch-rights", "watch-processes", "watch-drivers", "monitoring"),
+            *("console", "console-production"),
+            *("console-writing", "console-writing-production", "console-oidc"),
             *("keys", "keys-production"),
         )
     ),
@@ -134,6 +137,7 @@ def _schema(written: _Object) -> _Object:
         "labeler": labeler_config.Settings,
         "notifier": notifier_schema.Settings,
         "fuse": fuse_config.Settings,
+        "console": console_config.Settings,
     }
     others = (resources.Resource, receiver_settings.Receiver)
     references, definitions = msgspec.json.schema_components(
@@ -181,11 +185,17 @@ def _made(source: str, tree: _Object) -> bytes:
 def _compose() -> dict[Path, bytes]:
     """Return the settings of each program of compose.yaml, with the address of NATS there."""
     trees = {
-        "health": stack.health_settings(nats="", kubeconfig="/etc/kubeconfig"),
-        "labeler": stack.labeler_settings(nats="", kubeconfig="/etc/kubeconfig"),
-        "notifier": stack.notifier_settings(
-            nats="", webhook_url="http://webhook:8080/notifications", reach="private"
+        "health": central_settings.health(
+            nats="", kubeconfig="/etc/kubeconfig", plugin=stack.PLUGIN
         ),
+        "labeler": central_settings.labeler(nats="", kubeconfig="/etc/kubeconfig"),
+        "notifier": central_settings.notifier(
+            nats="",
+            webhook_url="http://webhook:8080/notifications",
+            reach="private",
+            console_url="http://127.0.0.1:8630",
+        ),
+        "console": central_settings.console(nats="", health="http://health:8080"),
     }
     for node in stack.NODES:
         trees[f"plugin-{node.name}"] = stack.plugin_settings(

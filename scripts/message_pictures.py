@@ -55,10 +55,12 @@ def documents() -> dict[Path, str]:
     alert = messages.samples()[AlertKind.PLUGIN_DOWN]
     first = messages.notify(alert)
     over = messages.notify(alert, reason=NotificationReason.ALL_RESOLVED)
-    words = message.compose(first)
+    words = messages.COMPOSER.compose(first)
     sent = chat.slack_content(first, words)
-    reply = chat.change_line(over, message.compose(over))
-    card = json.loads(chat.teams_card(message.inert(first), message.compose(message.inert(first))))
+    reply = chat.change_line(over, messages.COMPOSER.compose(over))
+    card = json.loads(
+        chat.teams_card(message.inert(first), messages.COMPOSER.compose(message.inert(first)))
+    )
     mail = mails.encode_mail(first, words, sender="muster@example.com", to=("ops@example.com",))
     drawn = {
         "slack": _slack(sent, reply),

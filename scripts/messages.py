@@ -31,12 +31,13 @@ from muster_health.alerting import (
 from muster_health.model import alerts, steps
 from muster_notifier import monitor
 from muster_notifier.config import receiver_settings
-from muster_notifier.receivers import chat, message, webhook
+from muster_notifier.receivers import chat, message, pagerduty, webhook
 from muster_notifier.receivers import email as mails
 from muster_notifier.routing import notifications
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 FOLDER: Final = ROOT / "tests/golden/messages"
+COMPOSER: Final = message.Composer(in_cluster=True)
 NODE: Final = "gpu-node-7"
 GPU: Final = "GPU-8d4f2a6e-51c3-9b7a-0e2d-7f1c6b3a9e54"
 _T0: Final = datetime(2026, 1, 1, 3, 12, 7, tzinfo=UTC)
@@ -149,7 +150,7 @@ def notify(
         alert, state=vocabulary.AlertState.RESOLVED, ends_at=at, evidence=()
     )
     labels = {"kind": str(alert.kind), "node": alert.node}
-    sent = notifications.create(
+    return notifications.create(
         after="",
         receiver="ops",
         group=f'{{}}:{{kind="{alert.kind}",node="{alert.node}"}}',
@@ -160,7 +161,6 @@ def notify(
         send_resolved=True,
         at=at,
     )
-    return message.naming_cluster(sent)
 
 
 def _event(alert: alerts.Alert, *, watched: str = "") -> vocabulary.AlertChanged:
@@ -183,7 +183,7 @@ def _of_plugin(kind: AlertKind) -> vocabulary.AlertChanged:
     summary = alerts.summary_of(kind, node=NODE, plugin=_PLUGIN, resources=_RESOURCES)
     items = _evidence(_EVIDENCE[kind])
     alert = alerts.Alert(
-        kind=kind, summary=summary, evidence=items, starts_at=_T0, told_at=_T0
+        kind=kind, summary=summary, evidence=items, starts_at=_T0, changed_at=_T0
     ).naming(_PODS, len(_PODS))
     return _event(alert)
 
@@ -195,7 +195,7 @@ def _of_fleet(kind: AlertKind) -> vocabulary.AlertChanged:
         summary=summary,
         evidence=_evidence(((source, text),)),
         starts_at=_T0,
-        told_at=_T0,
+        changed_at=_T0,
         resource=NODE if kind is AlertKind.NOISY_NODE else "",
     )
     event = _event(alert)
@@ -285,26 +285,26 @@ def _watched() -> vocabulary.AlertChanged:
         advice=advice,
         evidence=items,
         starts_at=_T0,
-        told_at=_T0,
+        changed_at=_T0,
     ).naming(_PODS, len(_PODS))
     return _event(alert, watched=subject.name)
 
 
 def _document(alert: vocabulary.AlertChanged) -> str:
     first = notify(alert)
-    words = message.compose(first)
+    words = COMPOSER.compose(first)
     parts = {
         "lock screen": words.title,
-        "later": message.compose(notify(alert, reason=NotificationReason.REPEAT)).title,
-        "resolved": message.compose(notify(alert, reason=NotificationReason.ALL_RESOLVED)).title,
+        "later": COMPOSER.compose(notify(alert, reason=NotificationReason.REPEAT)).title,
+        "resolved": COMPOSER.compose(notify(alert, reason=NotificationReason.ALL_RESOLVED)).title,
         "email": _mail(first, words),
         "slack": _shown(chat.slack_content(first, words)),
         "slack thread, resolved": chat.change_line(
-            (over := notify(alert, reason=NotificationReason.ALL_RESOLVED)), message.compose(over)
+            (over := notify(alert, reason=NotificationReason.ALL_RESOLVED)), COMPOSER.compose(over)
         ),
         "teams": _teams(first),
         "pagerduty": _pagerduty(first, words),
-        "pagerduty, resolved": _pagerduty(over, message.compose(over)),
+        "pagerduty, resolved": _pagerduty(over, COMPOSER.compose(over)),
         "webhook": _shown(_webhook(first, words)),
     }
     return "\n".join(f"== {name}\n{text.rstrip()}\n" for name, text in parts.items())
@@ -322,7 +322,7 @@ def _mail(notification: notifications.Notification, words: message.Message) -> s
 
 def _teams(notification: notifications.Notification) -> str:
     prepared = message.inert(notification)
-    card = json.loads(chat.teams_card(prepared, message.compose(prepared)))
+    card = json.loads(chat.teams_card(prepared, COMPOSER.compose(prepared)))
     content = card["attachments"][0]["content"]
     lines = [block["text"] for block in content["body"]]
     actions = [f"[{each['title']}] -> {each['url']}" for each in content.get("actions", [])]
@@ -330,14 +330,18 @@ def _teams(notification: notifications.Notification) -> str:
 
 
 def _pagerduty(notification: notifications.Notification, words: message.Message) -> str:
-    event = json.loads(webhook.encode_pagerduty(notification, words, routing_key="(secret)"))
+    event = json.loads(pagerduty.encode(notification, words, routing_key="(secret)"))
     if "payload" in event:
         del event["payload"]["custom_details"]["alerts"]
     return _shown(event)
 
 
 def _webhook(notification: notifications.Notification, words: message.Message) -> Any:
-    body = webhook.encode_body(notification, words, format_=receiver_settings.Format.CLOUDEVENTS)
+    body = webhook.encode_body(
+        notification,
+        words,
+        format_=receiver_settings.Format.CLOUDEVENTS,
+    )
     data = json.loads(body)["data"]
     return {name: data[name] for name in ("status", "reason", "groupKey", "title", "text")}
 

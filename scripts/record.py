@@ -94,7 +94,7 @@ def _words(kind: inspect.Type) -> int:
             return 1
 
 
-def _value(kind: inspect.Type, name: str, number: int) -> Any:  # noqa: PLR0911  # one for each kind
+def _value(kind: inspect.Type, name: str, number: int) -> Any:  # noqa: C901, PLR0911  # one for each kind
     """Return a value of this type for a field of this name; enum members take turns."""
     match kind:
         case inspect.StructType() if kind.cls is matching.Silence:
@@ -111,6 +111,8 @@ def _value(kind: inspect.Type, name: str, number: int) -> Any:  # noqa: PLR0911 
             return words[number % len(words)]
         case inspect.VarTupleType():
             return (_value(kind.item_type, name, number),)
+        case inspect.FrozenSetType():
+            return frozenset({_value(kind.item_type, name, number)})
         case inspect.TupleType():
             return tuple(_value(member, name, number) for member in kind.item_types)
         case inspect.DictType():

@@ -96,6 +96,14 @@ def import_peers() -> None:
     _import(peers.build(say), say)
 
 
+@app.command(name="tools")
+def build_tools(*names: Literal["helm", "karpenter", "kwok"]) -> None:
+    """Build other programs that tests need, unless they are in the cache."""
+    began = time.monotonic()
+    for name in names:
+        tools.built(name, lambda text: print(f"[{time.monotonic() - began:4.0f} s] {text}"))
+
+
 @app.command(name="previous")
 def import_previous() -> None:
     """Build muster's image of the previous version, and import it into the cluster."""

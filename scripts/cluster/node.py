@@ -204,6 +204,7 @@ def destroy() -> None:
         until = time.monotonic() + _END_S
         while Path(f"/proc/{pid}").exists() and time.monotonic() < until:
             time.sleep(0.05)
+        _end_entered(pid)
     subprocess.run(["ip", "link", "delete", layout.LINK], capture_output=True, check=False)
     until = time.monotonic() + _END_S
     for folder in _cgroups():
@@ -213,6 +214,19 @@ def destroy() -> None:
         raise layout.Refused(
             f"{layout.STATE} cannot be removed: something in it is mounted or busy"
         )
+
+
+def _end_entered(pid: int) -> None:
+    """End what has started the node's programs and runs outside it.
+
+    Normally nsenter ends with its program. But it stops itself with a program that is stopped, and
+    stays so when that is killed (util-linux 2.38, sys-utils/nsenter.c, continue_as_child).
+    """
+    command = b"\0".join(part.encode() for part in entering(pid))
+    for other in _processes():
+        with contextlib.suppress(OSError):
+            if Path(f"/proc/{other}/cmdline").read_bytes().startswith(command):
+                os.kill(other, signal.SIGKILL)
 
 
 def _cgroups() -> Iterator[Path]:

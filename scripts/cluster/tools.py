@@ -5,6 +5,7 @@ rebuilt.
 """
 
 import hashlib
+import json
 import os
 import re
 import shutil
@@ -22,6 +23,8 @@ CGO: Final = frozenset({"nvidia-device-plugin"})
 """The modules whose programs load a C library at run time."""
 _GO: Final = (1, 26, 6)
 """The newest Go version that a module in TOOLS requires."""
+_NAMES: Final = {"etcd": "server", "karpenter": "kwok"}
+"""By module, the name of its program that Go takes from a directory; it is renamed."""
 PACKAGES: Final = {
     "cc": "gcc",
     "/usr/include/stdlib.h": "libc6-dev",
@@ -96,15 +99,26 @@ def built(module: str, say: Callable[[str], None]) -> Path:
     if done.returncode:
         shutil.rmtree(unfinished)
         raise layout.Refused(f"go build of {module}: {done.stderr.strip()[-1500:]}")
-    if module == "etcd":
-        # Go names a program after its directory
-        (unfinished / "server").rename(unfinished / "etcd")
+    if name := _NAMES.get(module):
+        (unfinished / name).rename(unfinished / module)
     for old in target.parent.glob(f"{module}-*"):
         if old != unfinished:
             shutil.rmtree(old, ignore_errors=True)
     unfinished.rename(target)
     say(f"built {module} in {time.monotonic() - began:.0f} s")
     return target
+
+
+def source(module: str, package: str) -> Path:
+    """Return the directory with the source of a Go module that a module of TOOLS uses."""
+    done = subprocess.run(
+        ["go", "mod", "download", "-json", package],
+        cwd=layout.TOOLS / module, env={**os.environ, "GOTOOLCHAIN": "local"},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if done.returncode:
+        raise layout.Refused(f"go mod download {package}: {done.stderr or done.stdout}")
+    return Path(json.loads(done.stdout)["Dir"])
 
 
 def kept(module: str) -> Path:

@@ -1,0 +1,113 @@
+"""The subscribers in examples/, in three languages: each prints what the stream keeps and gets."""
+
+import asyncio
+import contextlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from muster import vocabulary
+from muster.local import nats as local
+from muster.nats import bus
+
+ROOT: Final = Path(__file__).parents[2]
+EXAMPLES: Final = ROOT / "examples"
+USED: Final = ("state", "severity", "kind", "node", "summary")
+LINES: Final = [
+    r'firing critical stuck node-a "device-plugin on node-a is stuck\\\""',
+    r'resolved critical stuck node-a "device-plugin on node-a is stuck\\\""',
+]
+
+
+def alert(state: vocabulary.AlertState) -> vocabulary.AlertChanged:
+    """Return an alert whose summary has characters that must be escaped."""
+    return vocabulary.AlertChanged(
+        node="node-a",
+        at=datetime.now(UTC),
+        plugin="device-plugin",
+        kind=vocabulary.AlertKind.STUCK,
+        severity=vocabulary.Severity.CRITICAL,
+        state=state,
+        fingerprint="0123456789abcdef",
+        summary='device-plugin on node-a is stuck\\"',
+        starts_at=datetime.now(UTC),
+    )
+
+
+async def printed(command: Sequence[str], directory: Path) -> list[str]:
+    """Publish an alert, run a subscriber, resolve the alert; return what the subscriber prints."""
+    async with (
+        asyncio.timeout(60),
+        local.NatsServer(directory / "nats") as server,
+        bus.Bus(server.url, producer="health", name="test", owner=True) as link,
+    ):
+        await link.publish(alert(vocabulary.AlertState.FIRING))
+        environment = {key: value for key, value in os.environ.items() if key != "NATS_CREDS"}
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            env=environment | {"NATS_URL": server.url},
+            stdout=asyncio.subprocess.PIPE,
+            start_new_session=True,
+        )
+        assert process.stdout is not None
+        try:
+            first = await process.stdout.readline()
+            await link.publish(alert(vocabulary.AlertState.RESOLVED))
+            second = await process.stdout.readline()
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, 9)
+            await process.wait()
+    return [line.decode().rstrip("\n") for line in (first, second)]
+
+
+def test_the_subscriber_in_python_prints_alerts(tmp_path: Path) -> None:
+    command = [sys.executable, str(EXAMPLES / "subscriber.py")]
+    assert asyncio.run(printed(command, tmp_path)) == LINES
+
+
+def test_the_subscriber_for_the_shell_prints_alerts(tmp_path: Path) -> None:
+    missing = [name for name in ("nats", "jq") if shutil.which(name) is None]
+    if missing:
+        pytest.skip(f"not installed: {', '.join(missing)}")
+    assert asyncio.run(printed([str(EXAMPLES / "subscriber.sh")], tmp_path)) == LINES
+
+
+def test_the_subscriber_in_go_prints_alerts(tmp_path: Path) -> None:
+    go = shutil.which("go")
+    if go is None:
+        pytest.skip("Go is not installed")
+    program = tmp_path / "subscriber"
+    built = subprocess.run(
+        [go, "build", "-o", str(program), "."],
+        cwd=EXAMPLES / "go",
+        env={**os.environ, "GOPROXY": "off", "GOTOOLCHAIN": "local"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if "module lookup disabled" in built.stderr:
+        pytest.skip("its modules are not downloaded: cd examples/go && go mod download")
+    assert (built.returncode, built.stderr) == (0, "")
+    assert asyncio.run(printed([str(program)], tmp_path)) == LINES
+
+
+@pytest.mark.parametrize("file", ["subscriber.py", "subscriber.sh", "go/subscriber.go"])
+def test_what_a_subscriber_reads_is_in_the_published_schemas(file: str) -> None:
+    program = (EXAMPLES / file).read_text()
+    channels = json.loads((ROOT / "schemas/asyncapi.json").read_text())["channels"].values()
+    subjects = {channel["address"].split(".{")[0] for channel in channels}
+    assert set(re.findall(r"muster\.[a-z]+(?=\.>)", program)) <= subjects
+    schema = json.loads((ROOT / "schemas/alert.changed.json").read_text())
+    fields = schema["$defs"]["AlertChanged"]["properties"].keys()
+    assert fields >= set(USED)
+    assert all(name in program for name in USED)
