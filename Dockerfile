@@ -45,6 +45,7 @@ COPY services/labeler/muster_labeler /opt/muster/muster_labeler
 COPY services/health/muster_health /opt/muster/muster_health
 COPY services/notifier/muster_notifier /opt/muster/muster_notifier
 COPY services/gate/muster_gate /opt/muster/muster_gate
+COPY services/console/muster_console /opt/muster/muster_console
 # `muster` finds the services' commands by entry points, which exist only for installed packages
 COPY pyproject.toml scripts/entry_points.py /tmp/
 RUN python3 /tmp/entry_points.py /tmp/pyproject.toml /opt/muster

@@ -18,7 +18,7 @@ KUBERNETES ?= 1.37
 # Checks run two at a time; what each says stays together where make can do that (4.0 and newer).
 SYNC := $(if $(filter output-sync,$(.FEATURES)),--output-sync=target)
 
-.PHONY: help up demo test lint types contracts collected unit coverage generate bench fuzz manifests test-compose test-newest cluster cluster-down images test-cluster test-peers lock sbom clean
+.PHONY: help up demo test lint types contracts collected unit coverage generate bench fuzz manifests test-compose test-newest cluster cluster-down images test-cluster test-peers lock sbom docs pictures clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -27,12 +27,14 @@ $(STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(None if v >= (3, 11) else f"muster needs Python 3.11 or newer; $(PYTHON) is {v[0]}.{v[1]}: make PYTHON=/path/to/python3.11 ...")'
 	@echo "==> making the environment in $(VENV) (about half a minute, once)"
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/pip install --quiet --editable '.[dev]'
+	@# uv takes a quarter of pip's time, but knows nothing of pip's settings: where it fails, pip installs
+	@$(BIN)/pip install --quiet uv && $(BIN)/uv pip install --quiet --python $(BIN)/python --editable '.[dev]' \
+	|| $(BIN)/pip install --quiet --editable '.[dev]'
 	@$(BIN)/python -m compileall -q muster services
 	@touch $@
 
-up: $(STAMP) ## run the whole of muster on this machine, until Ctrl-C
-	@exec $(BIN)/muster up
+up: $(STAMP) ## run the whole of muster on this machine, until Ctrl-C (ARGS="--nodes 5 --gpus 2": other nodes)
+	@exec $(BIN)/muster up $(ARGS)
 
 demo: $(STAMP) ## play faults, verdicts and notifications on it, then exit
 	@exec $(BIN)/muster demo
@@ -123,12 +125,19 @@ images: ## build the images IMAGE (all services) and IMAGE-node (what runs on ev
 LOCK = --quiet --universal --generate-hashes --no-annotate --no-header --python-version 3.11
 lock: $(STAMP) ## renew the locked dependencies of the images
 	@$(BIN)/pip install --quiet uv
-	@$(BIN)/uv pip compile $(LOCK) --upgrade --extra plugin --extra labeler --extra health --extra notifier --extra auth pyproject.toml --output-file requirements/services.lock
+	@$(BIN)/uv pip compile $(LOCK) --upgrade --extra plugin --extra labeler --extra health --extra notifier --extra console --extra auth pyproject.toml --output-file requirements/services.lock
 	@$(BIN)/uv pip compile $(LOCK) --constraint requirements/services.lock --extra plugin --extra fuse --extra creds pyproject.toml --output-file requirements/node.lock
-	@$(BIN)/uv pip compile $(LOCK) --constraint requirements/services.lock --extra plugin --extra labeler --extra health --extra notifier --extra auth --extra local --extra cli pyproject.toml --output-file requirements/laptop.lock
+	@$(BIN)/uv pip compile $(LOCK) --constraint requirements/services.lock --extra plugin --extra labeler --extra health --extra notifier --extra console --extra auth --extra local --extra cli pyproject.toml --output-file requirements/laptop.lock
 
 sbom: $(STAMP) ## list the packages in the images as CycloneDX, in build/
 	@$(BIN)/python scripts/sbom.py
+
+docs: $(STAMP) ## build the documentation as a site, in build/site; nothing in it is loaded from elsewhere
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	@echo "to read it, with search: python3 -m http.server --bind 127.0.0.1 --directory build/site"
+
+pictures: $(STAMP) ## make the pictures of the README and docs from a real run; needs tmux and Chromium
+	@$(BIN)/python -m scripts.pictures
 
 clean: ## remove the environment and build outputs
 	rm -rf $(VENV) build dist

@@ -23,7 +23,7 @@
 {{- $text = regexReplaceAll "\"(nats|tls)://([^\"@]*@)?muster-nats:4222\"" $text (printf "\"%s://${2}%s\"" $url.scheme $url.host) -}}
 {{- end -}}
 {{- if and (ne $fullname "muster") (not (has .object.kind (list "PodMonitor" "PrometheusRule"))) -}}
-{{- $named := "([^\\\\]\"|//|@|serviceaccount:[^:\"]+:)muster-(accounts|admin|closed|critical-pods|fuse|gate|health|keys|labeler|metrics|nats|notifier|plugin|reader)" -}}
+{{- $named := "([^\\\\]\"|//|@|serviceaccount:[^:\"]+:)muster-(accounts|admin|closed|console|critical-pods|fuse|gate|health|keys|labeler|metrics|nats|notifier|plugin|reader)" -}}
 {{- /* labels say what a pod is, whatever its name; the audience of tokens is the gate's own */ -}}
 {{- $text = regexReplaceAll $named $text (printf "${1}%s-${2}" $fullname)
   | replace (printf "app.kubernetes.io/name\":\"%s-" $fullname) "app.kubernetes.io/name\":\"muster-"

@@ -28,6 +28,9 @@
 {{- $_ := set .annotations "runbook_url" (printf "%s%s" $runbooks (base .annotations.runbook_url)) -}}
 {{- end }}{{ end -}}
 {{- end -}}
+{{- else if hasSuffix "-console-oidc" $object.metadata.name -}}
+{{- $port := regexFind ":[0-9]+$" (urlParse .settings.settings.console.writing.oidc.issuer).host | trimPrefix ":" | default "443" | int -}}
+{{- $_ := set $object.spec "egress" (list (dict "ports" (list (dict "port" $port "protocol" "TCP")))) -}}
 {{- else if and (eq $object.kind "NetworkPolicy") $v.nats.external.url (has "Egress" $object.spec.policyTypes) $object.spec.egress -}}
 {{- $port := (urlParse $v.nats.external.url).host | splitList ":" | last | int -}}
 {{- $to := dict "ports" (list (dict "port" $port "protocol" "TCP")) -}}
@@ -44,7 +47,7 @@
 {{- $read := "" -}}
 {{- if eq $service "nats" -}}
 {{- $read = (.root.Files.Glob "files/*.conf").AsConfig -}}
-{{- else if has $service (list "health" "labeler" "notifier" "fuse") -}}
+{{- else if has $service (list "health" "labeler" "notifier" "fuse" "console") -}}
 {{- $read = index .settings.settings $service | toYaml -}}
 {{- end -}}
 {{- if $read -}}

@@ -26,6 +26,7 @@
 {{- /* prints the names of the parts of files/manifests.yaml that the values ask for, in their order */ -}}
 {{- $v := .Values -}}
 {{- $fuse := or $v.fuse.enabled false -}}
+{{- $writing := include "muster.writing" . | fromJson -}}
 {{- $keys := and ($v.keys).create (not $v.nats.external.url) -}}
 {{- $parts := list "base" -}}
 {{- range list
@@ -36,6 +37,11 @@
   (list $v.fuse.webhook.enabled "fuse-webhook")
   (list $v.fuse.nri.enabled "fuse-nri")
   (list $v.fuse.dra.enabled "fuse-dra")
+  (list ($v.console).enabled "console")
+  (list $writing "console-writing")
+  (list $writing.oidc "console-oidc")
+  (list (and ($v.console).enabled $v.production.enabled) "console-production")
+  (list (and $writing $v.production.enabled) "console-writing-production")
   (list $v.openshift.enabled "openshift")
   (list $v.watch.enabled "watch")
   (list $v.watch.enabled "watch-rights")

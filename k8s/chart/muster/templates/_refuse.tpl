@@ -29,6 +29,13 @@ watch.enabled serves no device: omit gpu.enabled
 {{- if and $v.gpu.enabled $v.watch.drivers }}
 watch.drivers and gpu.enabled both mount /var/run/cdi: choose one of them
 {{- end }}
+{{- with include "muster.writing" . | fromJson }}
+{{- if not (or .header .oidc) }}
+settings.console.writing has neither header nor oidc: set one of them, so that the console can identify people
+{{- else if not .url }}
+settings.console.writing needs console.url: the address of the console in browsers, such as https://console.example.com/
+{{- end }}
+{{- end }}
 {{- end -}}
 
 {{- define "muster.lacks" -}}

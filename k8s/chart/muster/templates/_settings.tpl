@@ -22,6 +22,18 @@
 {{- else -}}
 {{- $_ := unset $all "fuse" -}}
 {{- end -}}
+{{- if ($v.console).enabled -}}
+{{- $health := list -}}
+{{- range $all.console.health }}{{ $health = append $health (. | replace "//muster-" (printf "//%s-" $fullname)) }}{{ end -}}
+{{- $_ := set $all.console "health" $health -}}
+{{- with include "muster.writing" . | fromJson }}{{ $_ := set $all.console "writing" . }}{{ end -}}
+{{- with $v.console.url -}}
+{{- $_ := set $all.notifier "console_url" ($all.notifier.console_url | default .) -}}
+{{- $_ := set $all.console "hosts" (append $all.console.hosts (urlParse .).hostname | uniq) -}}
+{{- end -}}
+{{- else -}}
+{{- $_ := unset $all "console" -}}
+{{- end -}}
 {{- range (($all.health).cluster).plugins -}}
 {{- $_ := set . "namespace" (.namespace | default (include "muster.namespace" $)) -}}
 {{- $_ := set . "daemonset" (.daemonset | replace "muster-" (printf "%s-" $fullname)) -}}
@@ -32,6 +44,17 @@
 {{- $sorted := list -}}
 {{- range keys $secrets | sortAlpha }}{{ $sorted = append $sorted (index $secrets .) }}{{ end -}}
 {{- dict "settings" $all "secrets" $sorted | toJson -}}
+{{- end -}}
+
+{{- define "muster.writing" -}}
+{{- /* prints who may act in the console; nothing if there is no console, or nobody may */ -}}
+{{- $console := .Values.console | default dict -}}
+{{- $writing := ((.Values.settings).console).writing | default dict -}}
+{{- if and $console.enabled $writing -}}
+{{- merge (dict "url" ($writing.url | default $console.url | default "")) $writing | toJson -}}
+{{- else -}}
+{}
+{{- end -}}
 {{- end -}}
 
 {{- define "muster.resources" -}}
