@@ -40,6 +40,8 @@ _RUNS: Final = {
     "labeler": ("--quick",),
     "fuse": (),
     "scale": (),
+    "top": ("--quick",),
+    "console": ("--quick",),
     "demo": ("--quick",),
 }
 """The benchmarks of `make bench` with their options, in the order of the page."""
@@ -59,6 +61,8 @@ _SUBJECTS: Final = {
     "labeler": "The labeler and its commands",
     "fuse": "FUSE mounts in pods",
     "scale": "2,000 nodes and 10,000 pods on a real API server, beside the stand-in",
+    "top": "`muster top` with 10,000 nodes",
+    "console": "The console with 10,000 nodes",
     "demo": "`muster demo`",
 }
 _HEAD: Final = """# Performance

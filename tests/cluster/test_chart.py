@@ -1,5 +1,6 @@
 """The chart, alone and in production: docs/install.md and docs/upgrade.md word for word."""
 
+import base64
 import concurrent.futures
 import json
 import shutil
@@ -9,14 +10,21 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 import yaml
 
 from muster.nats.auth import cluster_secrets
 from scripts.cluster import layout, tools
-from tests.worlds import manifests, muster_in_cluster, real_cluster, slack
+from tests.worlds import (
+    cluster_faults,
+    console_in_cluster,
+    manifests,
+    muster_in_cluster,
+    real_cluster,
+    slack,
+)
 from tests.worlds.real_cluster import until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
@@ -119,6 +127,21 @@ class Installed:
     def muster(self, *words: str, expect: int = 0) -> str:
         """Run a command of muster with the kubeconfig's context."""
         return self.cluster.muster("--context", self.context, *words, expect=expect)
+
+    def muster_as_reader(self, *words: str, expect: int = 0) -> str:
+        """Run a command of muster with the reader's credentials."""
+        secret = self.cluster.get("secret", "muster-reader-creds", "-n", "muster")
+        file = self.folder / "reader.creds"
+        file.write_bytes(base64.b64decode(secret["data"]["nats.creds"]))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setitem(self.cluster.environment, "NATS_CREDS", str(file))
+            return self.muster(*words, expect=expect)
+
+    def printed(self, *words: str) -> list[dict[str, Any]]:
+        """Return what a command of muster printed as JSON, one object in each line."""
+        lines = self.muster(*words, "--json").splitlines()
+        # where there is nothing, the line about rights
+        return [json.loads(line) for line in lines if line.startswith("{")]
 
     def doctor(self, *words: str) -> dict[str, tuple[str, str]]:
         """Return the findings of `muster doctor`, with which nothing fails."""
@@ -228,7 +251,7 @@ def test_while_helm_tests_a_device_that_no_node_has_muster_is_well(
         tested = testing.result()
     assert "skipped: no node has example.com/none for a pod: 0/1 nodes are available" in tested
     assert "got the test alert" in tested
-    assert answered.splitlines()[-1].startswith("answered: taken")
+    assert answered.splitlines()[-1].startswith("answered: accepted")
     assert len(_tests(workspace)) == 2
     # on a busy machine an answer may be slow
     assert {level for level, _ in findings.values()} <= {"OK", "WARN"}
@@ -251,6 +274,58 @@ def test_helm_tests_no_device_where_muster_serves_none(made: Installed) -> None:
     assert "skipped: muster serves no devices here" in tested
     assert "got the test alert" in tested
     assert "failed" not in tested
+
+
+def test_a_person_whom_a_proxy_names_silences_an_alert_in_the_console(made: Installed) -> None:
+    page = real_cluster.block("console.md", "    writing:\n")
+    values = yaml.safe_load(page.replace("10.0.3.0/24", console_in_cluster.PROXY))
+    made.upgrade(**values)
+    # while its pod is new, it is not down but being replaced
+    cluster_faults.Muster.of(made.cluster).about("device-plugin").until_healthy()
+    ann, matcher = "ann@example.com", f"node={made.cluster.node}"
+    fields = {"matchers": matcher, "duration": "2h", "comment": "new disk"}
+
+    def until_down(holds: Callable[[], bool], what: str) -> None:
+        # the alert fires as long as the plugin is down
+        def is_so() -> bool:
+            cluster_faults.end_plugin()
+            return holds()
+
+        until(is_so, what, within_s=120)
+
+    with console_in_cluster.forwarded(made.cluster, made.folder) as browser:
+        browser.url = values["console"]["url"]
+        until_down(lambda: ">plugin_down<" in browser.read("/alerts"), "the console has the alert")
+        status, text = browser.send("/silence", **fields)
+        assert status == 403
+        assert "Nothing was done: the proxy names nobody in X-Forwarded-User." in text
+        words = ("silence", "add", matcher, "--comment", "x")
+        # a busy machine may not reach NATS within the 3 s that a command waits
+        until(
+            lambda: "permissions violation" in made.muster_as_reader(*words, expect=1),
+            "NATS refuses the reader",
+        )
+        assert made.printed("silence", "list") == []
+        browser.person = ann
+        status, place = browser.send("/silence", **fields)
+        assert (status, place.partition("&")[0]) == (303, "alerts?done=silenced")
+        (silence,) = made.printed("silence", "list")
+        assert [silence[name] for name in ("author", "comment", "matchers")] == [
+            *(ann, "new disk", [matcher])
+        ]
+        by_ann = f"silenced by {ann}"
+        until_down(lambda: by_ann in browser.read("/alerts"), "the console shows it silenced")
+        until_down(lambda: "1 firing, 1 silenced" in made.muster("status"), "and so does status")
+        status, place = browser.send("/expire", id=silence["id"])
+        assert (status, place) == (303, f"alerts?done=expired&silence={silence['id']}")
+        until(lambda: by_ann not in browser.read("/alerts"), "the console shows it expired")
+    assert made.printed("silence", "list") == []
+    since = ("--since", "10m", "--no-follow")
+    acted = [each["data"] for each in made.printed("events", "-t", "operator.acted", *since)]
+    names = ("actor", "identity", "act", "outcome", "target")
+    assert [tuple(each[name] for name in names) for each in acted] == [
+        (ann, "header", act, "done", silence["id"]) for act in ("silence", "expire_silence")
+    ]
 
 
 def test_keys_that_nobody_made_are_left_by_an_uninstall(made: Installed) -> None:

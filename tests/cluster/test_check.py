@@ -86,7 +86,7 @@ def test_a_pod_that_waits_for_a_resource_in_use_is_no_fault_of_an_autoscaler(
     checked: Cluster,
 ) -> None:
     listed = findings(checked, "autoscaler", expect=1)
-    message = f"pending on {ABSENT}: no node offers it, and autoscalers may not know it"
+    message = f"pending on {ABSENT}: no node offers it, and autoscalers may not support it"
     said = [(entry["id"], entry["object"], entry["message"]) for entry in listed]
     assert said == [("AS001", "default/muster-test-third", message)]
 

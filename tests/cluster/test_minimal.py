@@ -1,12 +1,14 @@
 """docs/install.md followed word for word with kustomize, from the first command to Slack."""
 
+import json
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
-from tests.worlds import muster_in_cluster, real_cluster, slack
+from tests.worlds import console_in_cluster, muster_in_cluster, real_cluster, slack
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
@@ -33,7 +35,7 @@ def printed(
     cluster: real_cluster.Cluster, folder: Path, workspace: slack.Slack, began: float
 ) -> str:
     assert began
-    cluster.prepare(folder)
+    cluster.prepare(folder, more=yaml.safe_load(real_cluster.block("install.md", "/console]")))
     cluster.shell(real_cluster.passwords(), folder)
     cluster.shell(workspace.secret(), folder)
     cluster.shell(real_cluster.block("install.md", "my-muster/notifier.yaml"), folder)
@@ -42,6 +44,20 @@ def printed(
 
 def test_the_last_command_shows_the_devices(cluster: real_cluster.Cluster, printed: str) -> None:
     assert printed.splitlines()[-1].split() == [cluster.node, "20"]
+
+
+def test_the_console_shows_the_node(
+    cluster: real_cluster.Cluster, folder: Path, printed: str
+) -> None:
+    assert printed
+    with console_in_cluster.forwarded(cluster, folder) as browser:
+
+        def names() -> list[str]:
+            return list(json.loads(browser.read("/api/fleet"))["names"])
+
+        assert "<title>" in browser.read("/")
+        real_cluster.until(lambda: names() == [cluster.node], "the console shows the node")
+        assert cluster.node in browser.read(f"/node/{cluster.node}")
 
 
 WRITES = """

@@ -32,7 +32,7 @@ AT_RANDOM: Final = {ANY_ORDER, EQUALLY_GOOD, MIG_ORDER}
 """What NVIDIA's plugin leaves to chance may be the same by chance."""
 NODE_MISSING: Final = "a device node that is missing on the host"
 
-NO_FEATURE: Final = "`gds`, `mofed` or `gdrcopy` on a machine without it, with CDI"
+NO_FEATURE: Final = "with CDI, `gds`, `mofed` or `gdrcopy` on a machine that does not have it"
 
 NODES: Final = (
     *("nvidiactl", "nvidia-uvm", *(f"nvidia{number}" for number in range(9))),
@@ -192,8 +192,8 @@ CASES: Final = (
 )
 REFUSED: Final = (
     Case(
-        name="one GPU does not fit `migStrategy` (in MIG mode but empty, or with `single` unlike "
-        "the others)",
+        name="one GPU does not fit `migStrategy`: it is in MIG mode without MIG devices, or, with "
+        "`single`, is divided unlike the others",
         machine=MIXED,
         file=file("migStrategy: single"),
         devices={GPU: 7},

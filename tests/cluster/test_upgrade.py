@@ -173,7 +173,9 @@ def test_an_upgrade_and_a_rollback_lose_no_device_and_raise_no_alert(
 ) -> None:
     assert _images(cluster) == {images.PREVIOUS}
     _choose(folder, manifests.ROOT, images.MUSTER)
-    upgrade = _carry_out(cluster, folder, _of_page("in (muster-notifier, muster-labeler)"))
+    upgrade = _carry_out(
+        cluster, folder, _of_page("in (muster-notifier, muster-labeler, muster-console)")
+    )
     assert _images(cluster) == {images.MUSTER}
     _choose(folder, folder / "previous", images.PREVIOUS)
     rollback = _carry_out(

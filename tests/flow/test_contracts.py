@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-SERVICES = ("plugin", "labeler", "health", "notifier", "gate", "fuse")
+SERVICES = ("plugin", "labeler", "health", "notifier", "gate", "console", "fuse")
 
 PLANTED = [
     (
@@ -58,7 +58,7 @@ PLANTED = [
     (
         "Health's packages form layers",
         "services/health/muster_health/alerting/plugin_alert.py",
-        "muster_health.plugin.verdict",
+        "muster_health.plugin.verdict_machine",
     ),
     # layers of muster_labeler
     (
@@ -76,6 +76,12 @@ PLANTED = [
         "Modules of muster_notifier.routing import downwards only",
         "services/notifier/muster_notifier/routing/groups.py",
         "muster_notifier.routing.decision",
+    ),
+    # layers of muster_console
+    (
+        "Modules of the console import downwards only",
+        "services/console/muster_console/event_log.py",
+        "muster_console.pages",
     ),
     # layers of muster_gate
     (

@@ -23,10 +23,11 @@ PROGRAMS: Final = {
     "health": "health",
     "notifier": "notifier",
     "auth": "gate",
+    "console": "console",
     "cli": "muster",
 }
 """The function of `muster.commands` that an extra is for."""
-OF_DEVELOPERS: Final = {"demo", "up"}
+OF_DEVELOPERS: Final = {"break", "console", "demo", "mend", "up"}
 """The commands that need more than the extra `cli`."""
 NOWHERE: Final = ("--url", "nats://127.0.0.1:1")
 USES: Final = (
@@ -42,6 +43,7 @@ USES: Final = (
     ("silence", "list", *NOWHERE),
     ("replay", "missing", "--policy", "missing"),
     ("status", "--health", "http://127.0.0.1:1"),
+    ("top", "--health", "http://127.0.0.1:1"),
     ("uninstall", "--kubeconfig", "missing"),
     ("unlabel-gpus", "--kubeconfig", "missing"),
     ("why", "node-a", "--health", "http://127.0.0.1:1", *NOWHERE),
@@ -125,7 +127,8 @@ def test_with_the_extra_cli_alone_a_command_that_needs_more_names_its_extra(
     name: str, sites: Callable[[str], Path], tmp_path: Path
 ) -> None:
     done = start(MUSTER, sites("cli"), tmp_path, "", name, "--help")
-    problem = f"muster {name}: not installed: pip install '.[plugin,local]' in muster's source "
+    extras = "console" if name == "console" else "plugin,local"
+    problem = f"muster {name}: not installed: pip install '.[{extras}]' in muster's source "
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith(problem)
 

@@ -16,6 +16,7 @@ from tests.worlds import wheels
 ROOT: Final = Path(__file__).parents[2]
 PACKAGES: Final = {
     "muster",
+    "muster_console",
     "muster_fuse",
     "muster_gate",
     "muster_health",
@@ -49,7 +50,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return wheels.build(tmp_path_factory.mktemp("dist"))
 
 
-def test_the_wheel_holds_seven_packages_and_nothing_else(wheel: Path) -> None:
+def test_the_wheel_holds_eight_packages_and_nothing_else(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
     (info,) = {n.split("/")[0] for n in names if ".dist-info/" in n}
@@ -74,6 +75,7 @@ def test_every_command_of_the_wheel_names_a_function_of_ours(wheel: Path) -> Non
     assert "muster/commands.py" in names
     assert dict(re.findall(r"^(\S+) = muster\.commands:(\w+)$", text, re.MULTILINE)) == {
         "muster": "muster",
+        "muster-console": "console",
         "muster-fuse": "fuse",
         "muster-fuse-webhook": "fuse_webhook",
         "muster-gate": "gate",

@@ -62,7 +62,7 @@ def test_a_gpu_lost_while_running_leaves_alone_makes_nobody_spin_and_returns() -
             back = await here.event(Changed, device_id=UUIDS[5], health=HEALTHY)
             assert back.reason == (
                 "gpu-lost is over: 2 good polls in a row, no fault for 0 s, "
-                "the driver asks for nothing"
+                "the driver requests no action"
             )
             await here.event(Turned, device_id=UUIDS[5], holds=False)
             here.gpus.xid(5, 94)
@@ -377,7 +377,7 @@ def test_a_gpu_that_is_bad_at_the_start_is_bad_after_every_start_until_it_is_wel
                     # it was never reported as Healthy
                     assert (added["event"], added["reason"]) == (
                         "device_added",
-                        "the driver asks for a reset of the GPU",
+                        "the driver requests a reset of the GPU",
                     )
                     await here.offers(GPU, healthy=7, unhealthy=1)
                     assert here.bad(GPU) == {UUIDS[2]}

@@ -259,10 +259,10 @@ def traffic_reports(data: bytes) -> None:
     handlers = {
         "read": monitor._read,
         "closed": monitor._read_closed,
-        "penalties": monitor._hear,
+        "penalties": monitor._adopt_penalties,
     }
 
-    async def hear() -> None:
+    async def replay() -> None:
         for part in data.split(b"\n\n")[:4]:
             handler, body = split(part, handlers)
             if handler is not None:
@@ -270,4 +270,4 @@ def traffic_reports(data: bytes) -> None:
         for penalty in watch.penalties(asyncio.get_running_loop().time()):
             assert 0 < penalty.rest_s <= rates.refuse_s + 1
 
-    asyncio.run(hear())
+    asyncio.run(replay())

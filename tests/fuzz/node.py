@@ -179,7 +179,7 @@ def kernel_files(data: bytes) -> None:
 )
 def fault_scripts(data: bytes) -> None:
     """A fault script is read; lines that are none are named."""
-    script = simulated.parse_script(data)
+    script = simulated.parse_script(data, {})
     assert len(script.active) + len(script.bad_lines) <= len(data.splitlines())
 
 

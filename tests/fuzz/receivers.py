@@ -10,7 +10,7 @@ import msgspec
 
 from muster import vocabulary
 from muster_notifier.config import receiver_settings
-from muster_notifier.receivers import chat, endpoint, results, webhook
+from muster_notifier.receivers import chat, endpoint, message, results, webhook
 from muster_notifier.receivers import email as mail
 from muster_notifier.routing import notifications
 from tests.fuzz.target import split, target
@@ -85,7 +85,7 @@ def _slack() -> results.Send:
         _endpoint(),
         token="t",
         channel="#ops",
-        templates=receiver_settings.Templates(),
+        composer=message.PLAIN,
         pace_s=0.0,
     ).send
 
@@ -94,7 +94,7 @@ def _json() -> results.Send:
     def encode(*_: object) -> bytes:
         return b"{}"
 
-    return endpoint.JsonReceiver(_endpoint(), receiver_settings.Templates(), encode).send
+    return endpoint.JsonReceiver(_endpoint(), message.PLAIN, encode).send
 
 
 _WAYS: Final[dict[str, Callable[[], results.Send]]] = {
@@ -177,7 +177,7 @@ def smtp_replies(data: bytes) -> None:
         tls=receiver_settings.Tls.NONE,
         timeout_s=_TIMEOUT_S,
     )
-    receiver = mail.Email(settings, password="", templates=receiver_settings.Templates())
+    receiver = mail.Email(settings, password="", composer=message.PLAIN)
     _check(relay.runner.run(receiver.send(_NOTE, {})))
 
 

@@ -14,7 +14,7 @@ from muster_health.model import config, signals, snapshot
 from muster_health.replay import player, recording
 from muster_labeler.kubernetes import projection
 from muster_notifier.config import receiver_settings
-from muster_notifier.receivers import chat, kubernetes_api, message, webhook
+from muster_notifier.receivers import chat, kubernetes_api, message, pagerduty, webhook
 from muster_notifier.receivers import email as mail
 from muster_notifier.routing import notifications
 from tests.fuzz.target import compact, recorded, target
@@ -124,20 +124,20 @@ def outbox(data: bytes) -> None:
     except notifications.Malformed:
         return
     assert notifications.decode(notifications.encode(note)) is not None
-    text = message.compose(note, receiver_settings.Templates())
+    text = message.PLAIN.compose(note)
     for format_ in _FORMATS:
         body = webhook.encode_body(note, text, format_=format_)
         assert len(body) <= webhook.BODY_BYTES_MAX
     assert len(chat.teams_card(note, text)) <= chat.TEAMS_BYTES_MAX
     slack = msgspec.json.decode(chat.encode_slack(note, text))
     assert "<!" not in slack["text"]
-    msgspec.json.decode(webhook.encode_pagerduty(note, text, routing_key="k"))
+    msgspec.json.decode(pagerduty.encode(note, text, routing_key="k"))
     msgspec.json.decode(webhook.encode_alerts(note, lifetime=timedelta(hours=1)))
     sent = mail.encode_mail(note, text, sender="a@example.com", to=("b@example.com",))
     head = sent.partition(b"\r\n\r\n")[0]
     assert head.count(b"\r\nTo: ") == 1
     assert b"\nBcc:" not in head
-    list(kubernetes_api.events(note, namespace="default", pods=True))
+    list(kubernetes_api.events(note, receiver_settings.KubernetesEvents()))
 
 
 @target(

@@ -9,6 +9,7 @@ python forked_muster.py DESCRIPTOR a socket for requests; see `tests/worlds/must
 """
 
 import contextlib
+import faulthandler
 import gc
 import importlib
 import json
@@ -35,6 +36,8 @@ IMPORTED_LATER = (
 )
 """What commands import when they need it."""
 DESCRIPTORS = 4
+SLOW_S = 80.0
+"""After this time a command prints what its threads do, for `WAIT_S` in `muster_command.py`."""
 REQUEST_MAX = 1 << 17
 
 
@@ -50,6 +53,7 @@ def muster(arguments: list[str], *, stdin: int, stdout: int, stderr: int) -> NoR
     """Run the command in this process, with these standard streams."""
     for ours, theirs in enumerate((stdin, stdout, stderr)):
         os.dup2(theirs, ours)
+    faulthandler.dump_traceback_later(SLOW_S, file=2)
     tempfile.tempdir = None  # as read from this environment
     sys.argv = ["muster", *arguments]
     # reads the arguments when it is imported

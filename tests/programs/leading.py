@@ -14,7 +14,7 @@ from muster.nats import bus, lock, streams
 
 async def act(url: str, name: str, terms: lock.Timing) -> None:
     async with bus.Bus(url, producer="tests", name=name) as connected:
-        key = lock.Key(connected.link, streams.LEADER, "test")
+        key = lock.Key(connected.link, streams.LEADER, "health")
         us = lock.this_process(name)
         async with lock.Lock(key, us=us, timing=terms, on_change=show) as held:
             while True:

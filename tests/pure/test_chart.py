@@ -65,6 +65,7 @@ def test_values_of_another_shape_are_refused_by_their_place(
         chart.render(values, name="muster", namespace="muster")
 
 
+SETTINGS: Final = ("console", "fuse", "health", "labeler", "notifier", "plugin")
 AT: Final = "settings.notifier.routes.0.routes.0"
 DEVICE: Final = "devices.0.groups.0.devices.0"
 SLACK_AT: Final = "receivers.0.slack"
@@ -84,7 +85,7 @@ SLACK_AT: Final = "receivers.0.slack"
         ),
         (
             {"settings": {"kubelet": {}}},
-            ["unknown value settings.kubelet; there are: fuse, health, labeler, notifier, plugin"],
+            [f"unknown value settings.kubelet; there are: {', '.join(SETTINGS)}"],
         ),
         (
             {"devices": [{"name": "a/b", "groups": [{"devices": [{"pth": "/dev/a"}]}]}]},
@@ -155,15 +156,17 @@ def settings_of(values: dict[str, Any], service: str) -> Any:
 EVERYTHING: Final[dict[str, Any]] = {
     "fuse": {name: {"enabled": True} for name in ("webhook", "nri", "dra")} | {"enabled": True},
     "monitoring": {"enabled": True, "labels": {"release": "prometheus"}},
+    "console": {"enabled": True},
     "openshift": {"enabled": True},
 }
-SERVICES: Final = ("plugin", "health", "labeler", "notifier", "gate", "nats", "fuse")
+SERVICES: Final = ("plugin", "health", "labeler", "notifier", "gate", "nats", "fuse", "console")
 PARTS: Final = ("webhook", "nri", "dra")
 
 
 def of_service(values: dict[str, Any]) -> dict[str, Any]:
     """Return the values, for each service and each part of `fuse`, beside everything."""
     given = dict.fromkeys(SERVICES, values) | {"openshift": {"enabled": False}}
+    given["console"] = {"enabled": True, **values}
     parts = {name: {"enabled": True, **values} for name in PARTS}
     return {**EVERYTHING, **given, "fuse": {"enabled": True, **values, **parts}}
 
@@ -318,10 +321,11 @@ def test_with_nats_of_ones_own_the_chart_installs_none(*, production: bool) -> N
         for entry in pod["containers"][0]["env"]
         if entry["name"].endswith("__BUS__URL")
     }
-    users = {f"tls://{name}:password@nats.example.com:4333" for name in ("gate", *CENTRAL)}
+    names = ("gate", "reader", *CENTRAL)
+    users = {f"tls://{name}:password@nats.example.com:4333" for name in names}
     assert addresses == ({url} if production else {url} | users)
     policies = {o["metadata"]["name"]: o["spec"] for o in rendered if o["kind"] == "NetworkPolicy"}
-    for name in ("muster-plugin", "muster-fuse"):
+    for name in ("muster-plugin", "muster-fuse", "muster-console"):
         assert policies[name]["egress"][0] == {"ports": [{"port": 4333, "protocol": "TCP"}]}
 
 
@@ -367,7 +371,7 @@ def test_another_full_name_is_in_all_names_and_in_no_label(*, production: bool) 
     assert references(renamed) - by_name == {
         ("Secret", "gpus-notifier-receivers"),
         *(("Secret", f"gpus-nats-{user}") for user in USERS if not production),
-        *(("Secret", f"gpus-{name}-creds") for name in CENTRAL if production),
+        *(("Secret", f"gpus-{name}-creds") for name in (*CENTRAL, "reader") if production),
         *((kind, name) for kind, name in OF_PRODUCTION if production),
     }
     env = {
@@ -382,9 +386,10 @@ def test_another_full_name_is_in_all_names_and_in_no_label(*, production: bool) 
     health = settings_of(values, "health")
     daemonsets = [scope["daemonset"] for scope in health["cluster"]["plugins"]]
     assert daemonsets == ["gpus-plugin", "gpus-fuse"]
+    assert settings_of(values, "console")["health"] == ["http://gpus-health:8080"]
 
 
-USERS: Final = ("health", "labeler", "notifier", "reader", "admin", "gate")
+USERS: Final = ("health", "labeler", "notifier", "reader", "console", "admin", "gate")
 OF_PRODUCTION: Final = (
     ("Secret", "gpus-gate"),
     ("Secret", "gpus-nats-tls"),

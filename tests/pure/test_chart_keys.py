@@ -57,7 +57,7 @@ def test_the_job_may_read_what_there_may_be_and_change_what_lists_rights(name: s
         ("create", "secrets", ""),
         ("create", "configmaps", ""),
         *(("get", *named(part)) for part in both),
-        *(("patch", *named(part)) for part in wanted.signed),
+        *(("patch", *named(part)) for part in (*wanted.signed, wanted.seeds)),
     }
     (container,) = made["Job"]["spec"]["template"]["spec"]["containers"]
     env = {entry["name"]: entry.get("value") for entry in container["env"]}

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muster.cli import keyfiles
-from muster.nats.auth import cluster_secrets
+from muster.nats.auth import accounts, cluster_secrets
 from muster.nats.auth.cluster_secrets import Kind, Origin, Part, Step, Stored, Wanted
 
 WANTED: Final = Wanted("muster")
@@ -46,7 +46,7 @@ def refused(existing: Mapping[Part, Stored], *, production: bool = True) -> str:
 
 
 def test_without_production_each_user_of_nats_has_a_password() -> None:
-    users = ("health", "labeler", "notifier", "reader", "admin", "gate")
+    users = ("health", "labeler", "notifier", "reader", "console", "admin", "gate")
     names = [f"Secret muster-nats-{user}" for user in users]
     assert plan({}, production=False) == [f"{name}: PASSWORD" for name in names]
     gate = WANTED.passwords[-1]
@@ -64,6 +64,7 @@ def test_keys_come_first_and_all_else_from_them() -> None:
         "Secret muster-labeler-creds: KEYS",
         "Secret muster-notifier-creds: KEYS",
         "Secret muster-reader-creds: KEYS",
+        "Secret muster-console-creds: KEYS",
         "Secret muster-admin-creds: KEYS",
         "Secret muster-nats-tls: CERTIFICATE",
     ]
@@ -86,6 +87,30 @@ def test_other_rights_are_signed_again_with_the_same_keys() -> None:
     for part in WANTED.signed:
         existing[part] = stored(part, version=cluster_secrets.rights())
     assert plan(existing) == []
+
+
+def test_an_older_installation_gets_the_keys_of_new_roles_first() -> None:
+    older = all_of(*KEYS)
+    data = {file: seed for file, seed in SEEDS.data.items() if file != "console.seed"}
+    older[WANTED.seeds] = Stored(data)
+    del older[WANTED.credentials(accounts.Role.CONSOLE)]
+    for part in WANTED.signed:
+        older[part] = stored(part, version="before")
+    assert plan(older) == ["Secret muster-keys: SEEDS"]
+    older[WANTED.seeds] = SEEDS
+    assert plan(older) == [
+        "ConfigMap muster-accounts: KEYS",
+        "Secret muster-gate: KEYS",
+        "Secret muster-console-creds: KEYS",
+    ]
+    # with keys elsewhere, only people can sign
+    del older[WANTED.seeds]
+    assert plan(older) == []
+    older[WANTED.seeds] = Stored({**data, "console.seed": ""})
+    assert refused(older) == (
+        "Secret muster-keys: console.seed is empty; correct it, or delete the object, so that it "
+        "is created again"
+    )
 
 
 def test_parts_of_other_keys_are_no_beginning() -> None:

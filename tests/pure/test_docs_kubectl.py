@@ -13,7 +13,7 @@ TEXT = {page.relative_to(manifests.ROOT): page.read_text("utf-8") for page in PA
 
 def carried(where: Path) -> list[dict[str, str]]:
     """Return the labels of every object and every pod, also of optional ones."""
-    parts = ("fuse-broker", "fuse-webhook", "keys")
+    parts = ("fuse-broker", "fuse-webhook", "keys", "console")
     more = manifests.with_component("minimal", *parts, where=where)
     objects = [*manifests.objects("production"), *more]
     labels = [o["metadata"].get("labels", {}) for o in objects]
@@ -54,7 +54,7 @@ def test_every_folder_that_is_applied_is_there() -> None:
 
 @pytest.mark.parametrize("kind", ["daemonset", "deployment", "statefulset"])
 def test_every_workload_that_a_page_names_is_there(kind: str, tmp_path: Path) -> None:
-    optional = ("fuse-broker", "fuse-nri", "fuse-dra", "fuse-webhook")
+    optional = ("fuse-broker", "fuse-nri", "fuse-dra", "fuse-webhook", "console")
     every = manifests.with_component("minimal", *optional, where=tmp_path)
     there = {each["metadata"]["name"] for each in every if each["kind"].lower() == kind}
     named = {name for _, name in occurrences(rf"{kind}[/ ](muster-[a-z]+(?:-[a-z]+)*)")}

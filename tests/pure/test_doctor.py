@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import muster
-from muster.cli import doctor, doctor_findings, status
+from muster.cli import doctor, doctor_findings
 from muster.cli.doctor_facts import (
     Broken,
     Bus,
@@ -24,13 +24,14 @@ from muster.cli.doctor_facts import (
     Observations,
     Receivers,
 )
+from muster.fleet import health_state
 from muster.kubernetes import installation
 from muster.nats import streams
 from tests.worlds import manifests
 
 NOW: Final = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 HERE: Final = Commands(muster="muster --context c", kubectl="kubectl --context c -n muster")
-LEADS: Final = status.Service(revision=3, advisories="received", cluster={})
+LEADS: Final = health_state.Service(revision=3, advisories="received", cluster={})
 NAMES: Final = [
     *(stream.name for stream in streams.STREAMS),
     *(f"KV_{bucket.name}" for bucket in streams.BUCKETS),
@@ -68,12 +69,14 @@ def pod(
 PODS: Final = [pod("muster-health"), pod("muster-notifier"), pod("muster-plugin")]
 
 
-def plugin(node: str, verdict: str | None = "HEALTHY") -> status.Plugin:
-    return status.Plugin(node=node, plugin="device-plugin", verdict=verdict)
+def plugin(node: str, verdict: str | None = "HEALTHY") -> health_state.Plugin:
+    return health_state.Plugin(node=node, plugin="device-plugin", verdict=verdict)
 
 
-def state(*plugins: status.Plugin, service: status.Service = LEADS) -> status.State:
-    return status.State(plugins=plugins, fleet=status.Fleet(), service=service)
+def state(
+    *plugins: health_state.Plugin, service: health_state.Service = LEADS
+) -> health_state.State:
+    return health_state.State(plugins=plugins, fleet=health_state.Fleet(), service=service)
 
 
 def stores(**changed: Any) -> dict[str, streams.Usage | None]:
@@ -124,7 +127,7 @@ def test_a_well_muster_is_ok_in_every_check() -> None:
         "OK    images         muster:1",
         "OK    bus            nats-server 2.15.1; as admin; a round trip takes 2 ms",
         (
-            "OK    streams        all 12 streams and buckets exist; the fullest is MUSTER_EVENTS "
+            "OK    streams        all 13 streams and buckets exist; the fullest is MUSTER_EVENTS "
             "with 0.0 of 1 MiB"
         ),
         "OK    consumers      1 durable consumer, 0 messages waiting",
@@ -141,10 +144,17 @@ def test_a_well_muster_is_ok_in_every_check() -> None:
     ]
 
 
+def test_muster_is_not_called_well_while_a_check_warns() -> None:
+    seen = dataclasses.replace(WELL, receivers=Receivers({"ops": "slack"}, dead=["ops"]))
+    findings = doctor_findings.evaluate(seen, HERE, NOW)
+    code = doctor_findings.exit_code(seen, findings)
+    assert (code, doctor.lines(findings, code)[-1]) == (0, "muster works, but see receivers")
+
+
 DESCRIBE: Final = "kubectl --context c -n muster describe pods -l app.kubernetes.io/part-of=muster"
 NOTIFIER_LOGS: Final = (
     "kubectl --context c -n muster logs deployment/muster-notifier --tail=50; "
-    f"{RUNBOOKS}notifier_cannot_deliver.md"
+    f"{RUNBOOKS}notifier_cannot_deliver.html"
 )
 RECENT: Final = {
     "restartCount": 3,
@@ -202,7 +212,7 @@ ROWS: Final = [
         {"pods": [*PODS, pod("muster-gate", container=RECENT)]},
         (
             Level.WARN,
-            "muster-gate-0: 3 restarts, the last at 02:30 UTC (OOMKilled, exit code 137)",
+            "muster-gate-0: 3 restarts of x, the last at 02:30 UTC (OOMKilled, exit code 137)",
             "kubectl --context c -n muster logs muster-gate-0 --previous --tail=50",
         ),
     ),
@@ -236,7 +246,7 @@ ROWS: Final = [
             "NATS at nats://a has not answered for 3 s: Connection refused",
             (
                 "kubectl --context c -n muster get pods -l app.kubernetes.io/name=muster-nats; "
-                f"{RUNBOOKS}nats_down.md"
+                f"{RUNBOOKS}nats_down.html"
             ),
         ),
     ),
@@ -246,7 +256,7 @@ ROWS: Final = [
         (
             Level.WARN,
             "nats-server 2; as admin; a round trip takes 600 ms",
-            f"{RUNBOOKS}nats_down.md",
+            f"{RUNBOOKS}nats_down.html",
         ),
     ),
     (
@@ -257,7 +267,7 @@ ROWS: Final = [
             "MUSTER_ALERTS: missing; health creates them when it connects",
             (
                 "kubectl --context c -n muster rollout restart deployment/muster-health; "
-                f"{RUNBOOKS}nats_down.md"
+                f"{RUNBOOKS}nats_down.html"
             ),
         ),
     ),
@@ -267,13 +277,13 @@ ROWS: Final = [
         (
             Level.FAIL,
             "full, and refuses messages: MUSTER_OUTBOX with 1.0 of 1 MiB",
-            f"{RUNBOOKS}evictions.md",
+            f"{RUNBOOKS}evictions.html",
         ),
     ),
     (
         Check.STREAMS,
         {"stores": stores(KV_muster_state={"stored_bytes": 900 * 1024})},
-        (Level.WARN, "KV_muster_state with 0.9 of 1 MiB", f"{RUNBOOKS}evictions.md"),
+        (Level.WARN, "KV_muster_state with 0.9 of 1 MiB", f"{RUNBOOKS}evictions.html"),
     ),
     (
         Check.STREAMS,
@@ -281,7 +291,7 @@ ROWS: Final = [
         (
             Level.WARN,
             "MUSTER_ALERTS: muster-nats-2 is behind",
-            f"{RUNBOOKS}nats_down.md",
+            f"{RUNBOOKS}nats_down.html",
         ),
     ),
     (
@@ -293,7 +303,7 @@ ROWS: Final = [
                 "MUSTER_ALERTS has 250 of 256 MiB, and its oldest message is 0 s old; it should "
                 "keep 86400 s"
             ),
-            f"{RUNBOOKS}evictions.md",
+            f"{RUNBOOKS}evictions.html",
         ),
     ),
     (
@@ -316,7 +326,7 @@ ROWS: Final = [
         (
             Level.WARN,
             "2 that could not be delivered or processed",
-            f"muster --context c dlq list; {RUNBOOKS}dead_letters.md",
+            f"muster --context c dlq list; {RUNBOOKS}dead_letters.html",
         ),
     ),
     (
@@ -332,7 +342,7 @@ ROWS: Final = [
             "no leader for health",
             (
                 "kubectl --context c -n muster logs deployment/muster-health --tail=50; "
-                f"{RUNBOOKS}health_silent.md"
+                f"{RUNBOOKS}health_silent.html"
             ),
         ),
     ),
@@ -344,7 +354,7 @@ ROWS: Final = [
             "no leader for labeler",
             (
                 "kubectl --context c -n muster logs deployment/muster-labeler --tail=50; "
-                f"{RUNBOOKS}labeler_waits.md"
+                f"{RUNBOOKS}labeler_waits.html"
             ),
         ),
     ),
@@ -356,7 +366,7 @@ ROWS: Final = [
             "health does not answer: HTTP 503",
             (
                 "kubectl --context c -n muster logs deployment/muster-health --tail=50; "
-                f"{RUNBOOKS}health_silent.md"
+                f"{RUNBOOKS}health_silent.html"
             ),
         ),
     ),
@@ -368,7 +378,7 @@ ROWS: Final = [
             "health is disconnected from NATS; this is what it last received",
             (
                 "kubectl --context c -n muster logs deployment/muster-health --tail=50; "
-                f"{RUNBOOKS}health_impaired.md"
+                f"{RUNBOOKS}health_impaired.html"
             ),
         ),
     ),
@@ -380,7 +390,7 @@ ROWS: Final = [
             "Kubernetes: x",
             (
                 "kubectl --context c -n muster logs deployment/muster-health --tail=50; "
-                f"{RUNBOOKS}health_impaired.md"
+                f"{RUNBOOKS}health_impaired.html"
             ),
         ),
     ),
@@ -390,7 +400,7 @@ ROWS: Final = [
         (
             Level.WARN,
             "1 of 3 not well: b device-plugin is PLUGIN_DOWN",
-            f"muster --context c status; {RUNBOOKS}plugins_unwell.md",
+            f"muster --context c status; {RUNBOOKS}plugins_unwell.html",
         ),
     ),
     (
@@ -402,7 +412,7 @@ ROWS: Final = [
                 "5 of 5 not well: a device-plugin is UNKNOWN, b device-plugin is UNKNOWN, "
                 "c device-plugin is UNKNOWN and 2 more"
             ),
-            f"muster --context c status; {RUNBOOKS}plugins_unwell.md",
+            f"muster --context c status; {RUNBOOKS}plugins_unwell.html",
         ),
     ),
     (
@@ -410,7 +420,7 @@ ROWS: Final = [
         {"health": state()},
         (
             Level.WARN,
-            "health knows of no plugin",
+            "health tracks no plugin",
             "kubectl --context c -n muster get pods -l app.kubernetes.io/name=muster-plugin",
         ),
     ),
@@ -436,12 +446,12 @@ ROWS: Final = [
     (
         Check.CERTIFICATES,
         {"certificates": {"NATS": NOW + timedelta(days=30)}},
-        (Level.WARN, "NATS until 2026-02-01", f"{RUNBOOKS}nats_down.md"),
+        (Level.WARN, "NATS until 2026-02-01", f"{RUNBOOKS}nats_down.html"),
     ),
     (
         Check.CERTIFICATES,
         {"certificates": {"NATS": NOW - timedelta(days=1)}},
-        (Level.FAIL, "NATS until 2026-01-01", f"{RUNBOOKS}nats_down.md"),
+        (Level.FAIL, "NATS until 2026-01-01", f"{RUNBOOKS}nats_down.html"),
     ),
     (
         Check.CERTIFICATES,
@@ -449,7 +459,7 @@ ROWS: Final = [
         (
             Level.WARN,
             "d until 2026-01-30, c until 2026-01-31, b until 2026-02-01 and 1 more",
-            f"{RUNBOOKS}nats_down.md",
+            f"{RUNBOOKS}nats_down.html",
         ),
     ),
     (
@@ -457,7 +467,7 @@ ROWS: Final = [
         {"receivers": Receivers({"console": "console"})},
         (
             Level.WARN,
-            "nobody is notified yet: alerts go to the notifier's log alone",
+            "nobody is notified yet: alerts go only to the notifier's log",
             "muster --context c notify setup slack",
         ),
     ),
@@ -465,6 +475,15 @@ ROWS: Final = [
         Check.RECEIVERS,
         {"receivers": Receivers({"ops": "slack"}, ["pager"])},
         (Level.WARN, "the notifier skips: pager", NOTIFIER_LOGS),
+    ),
+    (
+        Check.RECEIVERS,
+        {"receivers": Receivers({"ops": "slack", "pager": "pagerduty"}, dead=["ops"])},
+        (
+            Level.WARN,
+            "not all notifications could be delivered to ops",
+            f"muster --context c dlq list; {RUNBOOKS}dead_letters.html",
+        ),
     ),
     (
         Check.RECEIVERS,
@@ -477,7 +496,7 @@ ROWS: Final = [
         (
             Level.WARN,
             "node-a device-plugin: resources: unknown field",
-            f"muster --context c why node-a; {RUNBOOKS}configuration_refused.md",
+            f"muster --context c why node-a; {RUNBOOKS}configuration_refused.html",
         ),
     ),
 ]
@@ -493,7 +512,7 @@ def test_each_check_has_its_level_its_words_and_its_next_step(
 def test_without_a_cluster_no_step_needs_kubectl() -> None:
     level, text, step = judged(Check.RECEIVERS, {"receivers": None}, Commands())
     assert (level, text) == (Level.FAIL, "no notifier has published its receivers")
-    assert step == f"{RUNBOOKS}notifier_cannot_deliver.md"
+    assert step == f"{RUNBOOKS}notifier_cannot_deliver.html"
 
 
 def test_every_runbook_that_is_named_exists() -> None:
@@ -505,7 +524,7 @@ def test_every_runbook_that_is_named_exists() -> None:
     }
     assert len(named) > 5
     pages = manifests.ROOT / "docs/runbooks"
-    assert [page for page in named if not (pages / page).is_file()] == []
+    assert [page for page in named if not (pages / page).with_suffix(".md").is_file()] == []
 
 
 PARTS: Final = [field.name for field in dataclasses.fields(Observations)]
@@ -544,3 +563,19 @@ def test_what_was_not_checked_says_why() -> None:
         "",
         "not everything could be checked",
     ]
+
+
+def test_a_reason_that_many_checks_share_is_printed_once() -> None:
+    unused = "the cluster cannot be used"
+    checks = (Check.BUS, Check.STREAMS, Check.LEADERS)
+    findings = [
+        Finding(Check.PODS, Level.NOT_CHECKED, "no such context"),
+        *(Finding(check, Level.NOT_CHECKED, unused) for check in checks),
+    ]
+    assert doctor.lines(findings, 2) == [
+        "?     pods     not checked: no such context",
+        f"?     not checked: bus, streams, leaders: {unused}",
+        "",
+        "not everything could be checked",
+    ]
+    assert len(doctor.lines(findings[:3], 2)) == len(findings[:3]) + 2

@@ -257,12 +257,12 @@ def test_a_user_unmounts_what_is_theirs_and_root_what_is_anyones() -> None:
         (
             [MOUNTED],
             Reason.NOT_VISIBLE,
-            "/mnt is not mounted on anything that the process sees",
+            "/mnt is not mounted on a directory that the process sees",
         ),
         (
             [MOUNTED, line(is_shared=True)],
             Reason.SHARED,
-            "/mnt is shared with others, who would lose it too",
+            "/mnt is shared with other containers, which would lose it too",
         ),
         (
             [MOUNTED._replace(kind="tmpfs", mount_point="/\x1b[2J"), line()],

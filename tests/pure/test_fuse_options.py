@@ -55,8 +55,11 @@ def test_options_become_parameters(text: bytes, parameters: options.Parameters) 
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        (b"suid", "option 'suid' is refused: programs on a FUSE file system never gain rights"),
-        (b"ro,dev", "option 'dev' is refused: device nodes on a FUSE file system are never usable"),
+        (
+            b"suid",
+            "option 'suid' is refused: programs on a FUSE file system gain no privileges",
+        ),
+        (b"ro,dev", "option 'dev' is refused: device nodes on a FUSE file system cannot be used"),
         (b"blkdev", "option 'blkdev' is refused: block devices are not available to pods"),
         (
             b"blksize=512",
@@ -82,7 +85,10 @@ def test_options_become_parameters(text: bytes, parameters: options.Parameters) 
             b"max_read=4294967296",
             "option 'max_read=4294967296' is refused: its value must be a number of bytes",
         ),
-        (rb"su\id", "option 'suid' is refused: programs on a FUSE file system never gain rights"),
+        (
+            rb"su\id",
+            "option 'suid' is refused: programs on a FUSE file system gain no privileges",
+        ),
         (b"fsname", "option 'fsname' is refused: unknown to the broker; remove it"),
         (b"ro=1", "option 'ro=1' is refused: unknown to the broker; remove it"),
         (b"fd", "option 'fd' is refused: unknown to the broker; remove it"),

@@ -124,11 +124,11 @@ def test_gates_adopt_what_others_announce_and_a_delay_never_adds_up() -> None:
     for _ in range(1000):
         for speaker, hearer in ((first, second), (second, first)):
             for penalty in speaker.penalties(now):
-                hearer.hear(penalty, now=now + 0.5)
+                hearer.adopt(penalty, now=now + 0.5)
         now += 0.1
     assert (first.penalties(now), second.penalties(now)) == ([], [])
-    second.hear(Penalty(node="b", rest_s=1e9), now=now)
-    second.hear(Penalty(node="b", rest_s=-1), now=now)
+    second.adopt(Penalty(node="b", rest_s=1e9), now=now)
+    second.adopt(Penalty(node="b", rest_s=-1), now=now)
     assert second.penalties(now) == [Penalty(node="b", rest_s=RATES.refuse_s)]
 
 
@@ -194,6 +194,6 @@ def test_whatever_others_do_an_honest_node_is_never_refused_and_penalties_end(
             assert gate.refused_s("honest", now) == 0
             assert gate.refused_s("noisy", now) <= RATES.refuse_s + 1e-9
         for penalty in gates[0].penalties(now):
-            gates[1].hear(penalty, now=now)
+            gates[1].adopt(penalty, now=now)
     for gate in gates:
         assert gate.penalties(now + RATES.refuse_s) == []

@@ -356,7 +356,7 @@ SHARINGS: list[tuple[str, dict[str, Any], dict[str, list[str]], list[str]]] = [
         "more than there are",
         sharing({"name": USUAL, "replicas": 2, "devices": 5}),
         {USUAL: [f"{n}::{i}" for n in range(4) for i in range(2)]},
-        ["sharing.resources[0].devices: 5 of nvidia.com/gpu are to be shared, but only 4 can be"],
+        ["sharing.resources[0].devices: 5 of nvidia.com/gpu should be shared, but only 4 can be"],
     ),
     (
         "what is not there",
@@ -377,8 +377,8 @@ SHARINGS: list[tuple[str, dict[str, Any], dict[str, list[str]], list[str]]] = [
         ),
         {USUAL: ["0::0", "0::1", "1::0", "1::1", "1::2", "2", "3"]},
         [
-            f"sharing.resources[0].devices[1]: {uuid(0)} is named by [0] already",
-            f"sharing.resources[2].devices[0]: {uuid(1)} is shared by an earlier entry already",
+            f"sharing.resources[0].devices[1]: {uuid(0)} is already named by [0]",
+            f"sharing.resources[2].devices[0]: {uuid(1)} is already shared by an earlier entry",
         ],
     ),
     (
@@ -428,7 +428,7 @@ def test_no_more_ids_than_the_kubelet_can_be_reported() -> None:
     plan = replicas.plan(scan(*gpus), gpu_rules(**sharing({"name": USUAL, "perGb": True})))
     assert [len(offer.units) for offer in plan.resources] == [resource_plan.DEVICES_MAX]
     assert plan.problems[0].endswith("would be 3000 replicas; at most 1000")
-    assert plan.problems[-1] == "nvidia.com/gpu: more than 10000 devices; the rest is left out"
+    assert plan.problems[-1] == "nvidia.com/gpu: more than 10000 devices; the others are left out"
 
 
 def test_a_snapshot_says_how_each_resource_is_advertised() -> None:

@@ -279,6 +279,103 @@ def test_what_is_stored_of_thousands_of_broken_devices_is_no_more_than_nats_acce
         assert len(snapshot.decode(remembered.value).bad) > 30
 
 
+def test_nodes_that_always_have_new_alerts_do_not_delay_the_alerts_of_others() -> None:
+    hostile, others = [f"h{n}" for n in range(8)], [f"v{n}" for n in range(12)]
+    bounds = config.Bounds(alerts_per_minute=12, alerts_per_node_minute=4)
+    world = world_of(*hostile, *others, bounds=bounds)
+    killed_at: dict[str, float] = {}
+    late_s: dict[str, float] = {}
+    for second in range(300):
+        for node in hostile:
+            event = vocabulary.DeviceHealthChanged(
+                node=node,
+                at=ZERO,
+                plugin="p",
+                resource=f"x/{second % 32}",
+                device_id="device",
+                health=Health.UNHEALTHY,
+                reason="r",
+            )
+            hear(world, signals.FromPlugin(event=event, instance="one", sequence=second))
+        # until then, nobody is known to have new alerts often
+        if second > 180 and second % 30 == 20:
+            killed_at[others.pop()] = world.now
+            world.kill(list(killed_at)[-1])
+        world.run(1.0)
+        for node, kind, _ in world.alerts():
+            if kind is AlertKind.PLUGIN_DOWN:
+                late_s.setdefault(node, world.now - killed_at[node])
+    assert late_s.keys() == killed_at.keys()
+    assert max(late_s.values()) < 15
+
+
+def test_after_many_changes_at_once_an_alert_is_late_by_a_second_at_most() -> None:
+    world = world_of("a", expected=False)
+    for number in range(100):
+        event = vocabulary.DeviceHealthChanged(
+            node="a",
+            at=ZERO,
+            plugin="p",
+            resource="x/last" if number == 99 else "x/first",
+            device_id=f"device-{number}",
+            health=Health.UNHEALTHY,
+            reason="r",
+        )
+        hear(world, signals.FromPlugin(event=event, instance="one", sequence=number))
+
+    def alerted() -> list[str]:
+        events = world.published.values()
+        return [e.resource for e in events if isinstance(e, vocabulary.AlertChanged)]
+
+    # so many changes are not evaluated one by one
+    assert alerted() == ["x/first"]
+    world.run(1.1)
+    assert alerted() == ["x/first", "x/last"]
+
+
+class Storing(World):
+    """A world that counts what is stored of plugins."""
+
+    def __init__(self, *nodes: str, bounds: config.Bounds) -> None:
+        self.sizes: list[int] = []
+        super().__init__(*nodes, bounds=bounds)
+
+    def remember(self, out: signals.Store) -> None:
+        if not out.key.startswith(vocabulary.FLEET):
+            self.sizes.append(len(out.value))
+        super().remember(out)
+
+
+def test_a_plugin_whose_devices_change_all_the_time_is_stored_and_updated_seldom() -> None:
+    bounds = config.Bounds(alerts_per_plugin=8)
+    world = Storing("a", bounds=bounds)
+    world.run(10.0)
+    world.sizes.clear()
+    seconds, per_s = 120, 3
+    for number in range(seconds * per_s):
+        event = vocabulary.DeviceHealthChanged(
+            node="a",
+            at=ZERO,
+            plugin="p",
+            resource=f"x/{number % 8}",
+            device_id=f"device-{number % 32}",
+            health=Health.UNHEALTHY,
+            reason=f"{number}",
+            pods=tuple(f"n/{number}-{pod}-{'x' * 1_900}" for pod in range(8)),
+        )
+        hear(world, signals.FromPlugin(event=event, instance="one", sequence=number))
+        world.run(1 / per_s)
+    published = [e for e in world.published.values() if isinstance(e, vocabulary.AlertChanged)]
+    updates = [e for e in published if e.change]
+    allowed = seconds / bounds.update_s
+    assert len(updates) <= 8 + allowed
+    # one opening or update is stored before and after it is published
+    assert len(world.sizes) <= 2 * (8 + len(updates)) + 32 + allowed
+    assert max(len(msgspec.json.encode(e)) for e in published) < 16_384
+    # those that have been out of date for longest come first
+    assert {e.resource for e in updates[-8:]} == {f"x/{number}" for number in range(8)}
+
+
 def test_a_plugin_silent_after_one_heartbeat_since_we_reconnected_is_suspected_in_its_time() -> (
     None
 ):

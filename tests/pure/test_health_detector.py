@@ -374,7 +374,7 @@ def test_an_alert_says_what_where_why_and_what_to_do() -> None:
     assert (fact.summary, fact.evidence, fact.runbook) == (
         "nvidia.com/gpu 0 on a is unhealthy: XID 79",
         (vocabulary.Evidence(source="plugin", observed="0: XID 79"),),
-        "device_unhealthy.md",
+        "device_unhealthy.html",
     )
 
 

@@ -1,10 +1,12 @@
 """A whole fleet: each kind of failure gets its verdict, alone and in mass failures."""
 
 import hypothesis
+import msgspec
 import pytest
 from hypothesis import strategies as st
 
 from muster import vocabulary
+from muster.fleet import health_state
 from muster.vocabulary import AlertKind, AlertState, Verdict
 from muster_health.model import config, signals
 from tests.worlds.detector_fleet import World, running
@@ -202,7 +204,7 @@ def test_a_plugin_that_fails_again_and_again_has_one_alert_that_says_so() -> Non
     down = (AlertKind.PLUGIN_DOWN, FIRING, CRITICAL)
     over = (AlertKind.PLUGIN_DOWN, RESOLVED, CRITICAL, False)
     assert changes(world) == [(*down, False), over, (*down, False), (*down, True)]
-    assert last(world).summary == "p (nvidia.com/gpu) on a is down; it fails again and again"
+    assert last(world).summary == "p (nvidia.com/gpu) on a is down; it fails repeatedly"
     assert last(world).evidence[0].observed == "failed 3 times within 1.66667 min"
     world.run(60.0)
     assert (world.alerts(), world.story("a")[-1]) == ([], (AlertKind.PLUGIN_DOWN, RESOLVED))
@@ -253,12 +255,12 @@ def test_a_flapping_plugin_that_may_be_pausing_has_a_warning_until_patience_is_o
         world.run(1.3)
     warning = (AlertKind.FLAPPING, FIRING, WARNING, True)
     assert changes(world) == [warning]
-    assert last(world).summary.endswith("it fails again and again; now: UNREACHABLE")
+    assert last(world).summary.endswith("it fails repeatedly; now: UNREACHABLE")
     world.freeze("a")
     # stuck after 14 s, and patience is 30 s
     world.run(40.0)
     assert changes(world) == [warning, warning]
-    assert last(world).summary.endswith("it fails again and again; now: STUCK")
+    assert last(world).summary.endswith("it fails repeatedly; now: STUCK")
     assert verdicts(world)[-1] == (Verdict.STUCK, True)
     world.run(5.0)
     graver = [
@@ -571,3 +573,40 @@ def test_state_shows_how_many_devices_pods_may_use() -> None:
     (shown,) = (plugin.shown(service.clock) for plugin in service.detector.plugins())
     name = "nvidia.com/gpu"
     assert (shown["devices"], shown["allocatable"]) == ({name: 2}, {name: 0})
+
+
+def test_state_shows_since_when_a_failure_is_over_and_until_when_that_must_last() -> None:
+    world = running("a")
+    for _ in range(2):
+        world.kill("a")
+        world.run(4.0)
+        assert _recoveries(world) == (None, {"plugin_down": None})
+        world.mend("a")
+        world.run(4.0)
+    # 15 s: the time that a plugin without enough heartbeats needs is longer than the hold
+    assert _recoveries(world) == (15.0, {"plugin_down": 15.0})
+
+
+def test_state_shows_since_when_a_device_that_failed_again_is_healthy() -> None:
+    world = running("a")
+    for _ in range(2):
+        world.turn("a", "0")
+        world.run(2.0)
+        assert _recoveries(world) == (None, {"device_unhealthy": None})
+        world.turn("a", "0")
+        world.run(2.0)
+    assert _recoveries(world) == (None, {"device_unhealthy": 5.0})
+
+
+def _recoveries(world: World) -> tuple[float | None, dict[str, float | None]]:
+    """Return how long the only plugin and its alerts, by kind, must be well; None: they fail."""
+    service = world.services[0]
+    (shown,) = (plugin.shown(service.clock) for plugin in service.detector.plugins())
+    encoded = msgspec.json.encode(shown)
+    plugin = msgspec.json.decode(encoded, type=health_state.Plugin)
+    return _needed_s(plugin), {alert.kind: _needed_s(alert) for alert in plugin.alerts}
+
+
+def _needed_s(shown: health_state.Plugin | health_state.Alert) -> float | None:
+    times = shown.recovery
+    return None if times is None else (times.until - times.since).total_seconds()

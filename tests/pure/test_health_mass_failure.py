@@ -314,7 +314,7 @@ def test_a_node_whose_plugins_come_and_go_for_ever_is_an_alert_about_that_node()
     world.attack(IN_TURN, 0.1, world.now + 120.0)
     assert ("h0", AlertKind.NOISY_NODE, "") in world.alerts()
     (alert,) = world.services[0].detector.fleet_alerts()
-    assert alert.summary == "the plugins on h0 become suspected again and again"
+    assert alert.summary == "the plugins on h0 are suspected repeatedly"
     seen = [each.observed for each in alert.evidence]
     assert seen == ["at least 60 suspicions within 60.0 s"]
     world.run(60.0)

@@ -67,7 +67,7 @@ def test_a_device_is_unhealthy_from_its_first_word_to_its_last() -> None:
     faults.apply(changed("g0", Health.HEALTHY))
     assert (faults.by_group, faults.ended) == (
         {},
-        {(AlertKind.DEVICE_UNHEALTHY, GPU): "the plugin reports it Healthy"},
+        {(AlertKind.DEVICE_UNHEALTHY, GPU): "the plugin reports the device as Healthy"},
     )
 
 
@@ -116,7 +116,10 @@ def test_a_stored_degraded_device_ends_with_a_heartbeat_that_counts_none() -> No
 
     assert not faults.observe(beat_of(degraded=2))
     assert faults.observe(beat_of(degraded=0))
-    assert (faults.by_group, faults.ended) == ({}, {where: "the plugin's heartbeat reports none"})
+    assert (faults.by_group, faults.ended) == (
+        {},
+        {where: "the plugin's heartbeat reports no such fault"},
+    )
 
 
 def test_a_removed_device_is_no_longer_unhealthy() -> None:
@@ -253,7 +256,7 @@ def test_an_alert_becomes_a_fact_with_a_name_of_its_own() -> None:
         summary="g0 is unhealthy",
         evidence=each,
         starts_at=AT,
-        told_at=AT,
+        changed_at=AT,
         resource=GPU,
         devices=("g0",),
         devices_total=1,
@@ -276,7 +279,7 @@ def test_an_alert_becomes_a_fact_with_a_name_of_its_own() -> None:
         devices_total=1,
         evidence=each,
         advice="move the pods named in the alert; look up the code in the runbook",
-        runbook="https://run/device_unhealthy.md",
+        runbook="https://run/device_unhealthy.html",
         leader=7,
     )
     assert alerts.event_id(fact) == f"{fact.fingerprint}:2026-11-21T12:00:00+00:00:0:firing"
@@ -317,7 +320,7 @@ def test_the_way_through_memory_changes_nothing() -> None:
                 summary="s",
                 evidence=(evidence.of("plugin", "x"),),
                 starts_at=AT,
-                told_at=AT,
+                changed_at=AT,
             ),
         ),
     )

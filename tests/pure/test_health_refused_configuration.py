@@ -44,7 +44,7 @@ def test_a_refused_configuration_is_an_alert_after_five_minutes_with_the_reasons
         ("plugin", "devices.yaml: resources[1].name: required but missing"),
         ("plugin", "the active configuration is still one"),
     ]
-    assert alert.runbook.endswith("configuration_refused.md")
+    assert alert.runbook.endswith("configuration_refused.html")
     assert world.verdicts("a") == [Verdict.HEALTHY]
 
 

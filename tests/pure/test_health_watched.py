@@ -113,7 +113,7 @@ def test_a_finding_leads_to_its_verdict_within_a_second_and_ends_when_it_is_over
     assert (alert.severity, alert.watched, alert.plugin) == (Severity(severity), AMD, NAME)
     assert alert.summary.startswith(f"watched plugin {AMD} on a ")
     assert alert.advice.startswith("muster does not run this plugin: ")
-    assert alert.runbook == f"watched_plugin.md#{kind}"
+    assert alert.runbook == f"watched_plugin.html#{kind}"
     world.observe("a", WELL)
     world.run(14.0)
     assert world.alerts() == [("a", kind, "")]
@@ -246,8 +246,8 @@ def test_a_plugin_that_is_not_back_after_maintenance_has_an_alert_that_says_so()
     (alert,) = (e for e in world.published.values() if isinstance(e, vocabulary.AlertChanged))
     assert (alert.kind, alert.summary, alert.runbook) == (
         AlertKind.MAINTENANCE_OVERDUE,
-        f"watched plugin {AMD} on a is overdue: it stopped as planned",
-        "watched_plugin.md#maintenance_overdue",
+        f"watched plugin {AMD} on a is overdue: it has not returned from a planned stop",
+        "watched_plugin.html#maintenance_overdue",
     )
     assert alert.evidence[0].observed == "not back 300 s after its pod was deleted"
 
@@ -435,12 +435,14 @@ def test_while_the_agent_is_silent_the_verdict_stays_and_is_shown_as_not_observe
     world.run(300.0)
     assert verdicts(world, "a") == [Verdict.HEALTHY, Verdict.PLUGIN_DOWN]
     detector = world.services[0].detector
-    (shown,) = (p for p in detector.shown_plugins(world.services[0].clock) if "watched" in p)
+    plugins = detector.shown_plugins(world.services[0].clock, detector.nodes()[1])
+    (shown,) = (plugin for plugin in plugins if "watched" in plugin)
     assert (shown["watched"], shown["observed"], shown["agent"]) == (AMD, False, "p")
     assert (shown["finding"], shown["devices"]) == (WatchedFinding.NOT_SERVED, {AMD: 0})
     world.mend("a")
     world.run(20.0)
-    (shown,) = (p for p in detector.shown_plugins(world.services[0].clock) if "watched" in p)
+    plugins = detector.shown_plugins(world.services[0].clock, detector.nodes()[1])
+    (shown,) = (plugin for plugin in plugins if "watched" in plugin)
     assert shown["observed"]
 
 
@@ -542,7 +544,8 @@ def test_what_the_api_alone_shows_leads_to_a_verdict_until_it_is_over() -> None:
     reached = published(world, "a")[-1]
     assert (reached.verdict, reached.evidence[0].source) == (Verdict.PLUGIN_DOWN, "kubernetes")
     detector = world.services[0].detector
-    (shown,) = (p for p in detector.shown_plugins(world.services[0].clock) if "watched" in p)
+    plugins = detector.shown_plugins(world.services[0].clock, detector.nodes()[1])
+    (shown,) = (plugin for plugin in plugins if "watched" in plugin)
     assert (shown["observed"], shown["agent"]) == (True, "")
     show(world, vocabulary.Watched(name=AMD))
     world.run(20.0)

@@ -318,7 +318,7 @@ def test_a_node_that_waits_is_tried_again_until_it_is_settled() -> None:
 def test_no_node_is_labelled_before_every_gpu_node_has_a_name() -> None:
     here = [model.Node(name=name, capacity={"nvidia.com/gpu": 1}) for name in "ab"]
     nodes = made(*here)
-    held = "held: all GPU nodes are labelled or none, and the policy cannot label"
+    held = "on hold until all GPU nodes can be labelled; the policy does not label"
     assert nodes.objection() == f"{held} a, b"
     nodes.observe_inventory(report("NVIDIA L4", sequence=1))
     assert nodes.objection() == f"{held} b"
@@ -331,7 +331,7 @@ def test_no_node_is_labelled_before_every_gpu_node_has_a_name() -> None:
 
 
 GPU = {"nvidia.com/gpu": 1}
-HELD = "held: all GPU nodes are labelled or none, and the policy cannot label b"
+HELD = "on hold until all GPU nodes can be labelled; the policy does not label b"
 
 
 @pytest.mark.parametrize(
@@ -350,7 +350,7 @@ HELD = "held: all GPU nodes are labelled or none, and the policy cannot label b"
             config.Policy(reasons=(accelerators.Reason.ALIAS,)),
             model.Node(name="b", capacity=GPU),
             {},
-            "held: all GPU nodes are labelled or none, and the policy cannot label a, b",
+            "on hold until all GPU nodes can be labelled; the policy does not label a, b",
         ),
         (config.Policy(), model.Node(name="b", capacity=GPU, labels={KEY: ""}), {}, HELD),
         (

@@ -15,9 +15,9 @@ from tests.worlds import manifests
 
 PROJECT = tomllib.loads((manifests.ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 EXTRAS = {
-    "services": ("plugin", "labeler", "health", "notifier", "auth"),
+    "services": ("plugin", "labeler", "health", "notifier", "console", "auth"),
     "node": ("plugin", "fuse", "creds"),
-    "laptop": ("plugin", "labeler", "health", "notifier", "auth", "local", "cli"),
+    "laptop": ("plugin", "labeler", "health", "notifier", "console", "auth", "local", "cli"),
 }
 
 

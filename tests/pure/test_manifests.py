@@ -227,7 +227,8 @@ def test_nats_has_the_password_of_every_user_that_its_accounts_name() -> None:
     }
     asked = re.findall(r"\$(NATS_PASSWORD_\w+)", file_in("minimal", "muster-nats", "accounts.conf"))
     users = {
-        server_conf.password_variable(user): user for user in (*CENTRAL, "reader", "admin", "gate")
+        server_conf.password_variable(user): user
+        for user in (*CENTRAL, "reader", "console", "admin", "gate")
     }
     assert given == {
         name: {"name": f"muster-nats-{users[name]}", "key": "password"} for name in set(asked)

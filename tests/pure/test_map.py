@@ -18,6 +18,7 @@ SPEAKER = {
     "label": "labeler",
     "notification": "notifier",
     "sys": "health",
+    "audit": "console",
 }
 """Who may publish a kind of subject."""
 OTHER_SPEAKER = {
@@ -26,6 +27,8 @@ OTHER_SPEAKER = {
 }
 OF_NODE = {"plugin", "fuse"}
 """Both report as plugins, and neither takes what the other reports."""
+READERS = {"console"}
+"""They show all events, and the map does not repeat that in each row."""
 
 
 def mentioned(service: str) -> set[str]:
@@ -49,7 +52,7 @@ def test_the_map_names_every_event_with_its_subject_its_maker_and_its_takers() -
         name = kind.__name__
         speaker = OTHER_SPEAKER.get(name, SPEAKER[kind.SUBJECT.split(".")[1]])
         subject = kind.SUBJECT.replace("{", "<").replace("}", ">")
-        own = OF_NODE if speaker in OF_NODE else {speaker}
+        own = {*(OF_NODE if speaker in OF_NODE else {speaker}), *READERS}
         takers = {
             service
             for service in event_map.SERVICES

@@ -81,6 +81,16 @@ def test_a_pod_that_is_ready_between_two_crashes_says_how_it_ended() -> None:
     assert _messages(crashed("2026-01-01T11:01:00Z")) == [text]
 
 
+def test_of_several_containers_the_last_failure_counts_and_a_success_is_none() -> None:
+    def ended(name: str, code: int, minute: int) -> dict[str, Any]:
+        last = {"exitCode": code, "finishedAt": f"2026-01-01T11:{minute}:00Z"}
+        return {"name": name, "restartCount": 1, "lastState": {"terminated": last}}
+
+    statuses = [ended("a", 1, 10), ended("b", 2, 30), ended("c", 1, 20), ended("d", 0, 40)]
+    pod = _pod(conditions=[_condition("Ready", "True")], containerStatuses=statuses)
+    assert _messages(pod) == ["1 restart of b, the last at 11:30 UTC (ended, exit code 2)"]
+
+
 @pytest.mark.parametrize("part", ["muster-test", "muster-test-device"])
 def test_a_pod_of_helm_test_is_no_part_of_muster(part: str) -> None:
     failed = _pod(phase="Failed", containerStatuses=[_container(ready=False)])

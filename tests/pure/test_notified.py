@@ -7,6 +7,7 @@ import pytest
 
 from muster import vocabulary, wording
 from muster.cli import status
+from muster.fleet import health_state
 from muster_health.bus import notified
 
 T0 = dt.datetime(2026, 1, 1, 12, 0, tzinfo=dt.UTC)
@@ -51,10 +52,10 @@ def test_a_list_has_the_first_few_and_how_many_more_there_are() -> None:
 
 
 def test_status_shows_it_as_a_note() -> None:
-    state = status.decode(
+    state = health_state.decode(
         b'{"plugins":[],"fleet":{},"service":{"leads":1,"notified":"nobody is notified yet: x"}}'
     )
-    assert status.caveats(state) == ["nobody is notified yet: x"]
+    assert state.caveats() == ["nobody is notified yet: x"]
     assert "  note    nobody is notified yet: x" in status.lines(
         state, source="here", everything=False
     )
@@ -76,7 +77,9 @@ def test_the_notifiers_own_alerts_are_in_status_until_it_falls_silent() -> None:
     known.observe(msgspec.structs.replace(announced(ops="slack"), alerts=(alert,)), 110.0)
     assert [known.alerts(now) for now in (290.0, 291.0)] == [(alert,), ()]
     service = {"leads": 1, "notifier_alerts": known.alerts(120.0)}
-    state = status.decode(msgspec.json.encode({"plugins": [], "fleet": {}, "service": service}))
+    state = health_state.decode(
+        msgspec.json.encode({"plugins": [], "fleet": {}, "service": service})
+    )
     lines = status.lines(state, source="here", everything=False)
     assert "alerts    1 firing" in lines
     assert lines[-1].endswith("critical  dead_letters  notifications could not be delivered")

@@ -436,7 +436,7 @@ def test_times_and_ranges_may_stand_without_quotes(tmp_path: Path) -> None:
     ("text", "problem"),
     [
         ("a: 1", "an Alertmanager configuration has `route` and `receivers`"),
-        ("[]", "the file: a mapping is expected"),
+        ("[]", "the file: expected a mapping"),
         (
             "{route: {receiver: b}, receivers: [{name: a}]}",
             "route.receiver: no receiver is called b",

@@ -87,7 +87,10 @@ def test_a_webhook_and_the_console_are_receivers(tmp_path: Path) -> None:
         ("routes: [{receivers: [b]}]", "no receiver is called b"),
         ("mute_times: [nights]", "no time interval is called nights"),
         ("routes: [{matchers: ['node~x']}]", "routes[0]: 'node~x': expected a matcher such as"),
-        ("routes: [{matchers: ['node=~(']}]", "routes[0]: node=~'(': missing )"),
+        (
+            "routes: [{matchers: ['node=~(']}]",
+            "routes[0]: node=~'(': not a regular expression, near",
+        ),
         (
             "receivers: [{name: a, webhook: {url: 'http://h', url_from: {env: X}}}]",
             "receivers[0].webhook: set exactly one of: url, url_from",

@@ -44,26 +44,24 @@ def notification(*names: str, state: AlertState = AlertState.FIRING) -> notifica
     )
 
 
-@pytest.mark.parametrize(
-    ("fires", "notified", "is_sent"),
-    [
-        ({A, B}, (), True),
-        ({A}, (), True),
-        ({A}, (B,), True),
-        ({A}, (A, B), False),
-    ],
-)
-def test_what_still_fires_is_sent_to_a_receiver_that_does_not_know(
-    fires: set[str], notified: tuple[str, ...], *, is_sent: bool
-) -> None:
-    dead = notification(A, B)
-    assert dead_letters.as_of_now(dead, fires=fires, notified=notified) == (
-        dead if is_sent else None
+def entry(
+    *, firing: tuple[str, ...] = (), resolved: tuple[str, ...] = (), at: dt.datetime = T0
+) -> notifications.LedgerEntry:
+    return notifications.LedgerEntry(
+        receiver="r",
+        group="g",
+        reason=vocabulary.NotificationReason.FIRST,
+        firing=firing,
+        resolved=resolved,
+        at=at,
+        id="last",
+        attempts=1,
     )
 
 
-def test_what_is_resolved_by_now_is_sent_as_resolved() -> None:
-    current = dead_letters.as_of_now(notification(A, B), fires=set(), notified=())
+def test_what_is_resolved_by_now_is_sent_as_resolved_with_an_id_of_its_own() -> None:
+    sent = notification(A, B)
+    current = dead_letters.as_of_now(sent, last=None)
     assert current is not None
     assert (current.state, current.firing, current.firing_ids) == (AlertState.RESOLVED, (), ())
     assert [(alert_.fingerprint, alert_.state) for alert_ in current.resolved] == [
@@ -71,10 +69,33 @@ def test_what_is_resolved_by_now_is_sent_as_resolved() -> None:
         (B, AlertState.RESOLVED),
     ]
     assert current.resolved_ids == (A, B)
+    assert current.id == f"{sent.id}-resolved"
     assert notifications.decode(msgspec.json.encode(current)) == current
 
 
-def test_an_end_is_sent_unless_something_fires_again() -> None:
-    dead = notification(A, state=AlertState.RESOLVED)
-    assert dead_letters.as_of_now(dead, fires=set(), notified=()) == dead
-    assert dead_letters.as_of_now(dead, fires={A}, notified=(A,)) is None
+@pytest.mark.parametrize("state", AlertState)
+@pytest.mark.parametrize(
+    ("last", "is_sent"),
+    [
+        (None, True),
+        (entry(resolved=(A,)), True),
+        (entry(resolved=(A, B), at=T0 - dt.timedelta(seconds=1)), True),
+        (entry(resolved=(A, B)), False),
+        (entry(firing=(A, B)), False),
+        (entry(firing=(A,)), False),
+    ],
+)
+def test_an_end_is_sent_unless_the_receiver_knows_it_or_its_group_will_send_it(
+    last: notifications.LedgerEntry | None, *, state: AlertState, is_sent: bool
+) -> None:
+    letter = notification(A, B, state=state)
+    assert (dead_letters.as_of_now(letter, last=last) is not None) == is_sent
+
+
+def test_a_delivered_notification_covers_the_dead_letters_about_its_alerts() -> None:
+    later = T0 + dt.timedelta(seconds=1)
+    assert dead_letters.is_covered(notification(A), entry(firing=(A, B), at=later))
+    assert dead_letters.is_covered(notification(A, B), entry(firing=(A,), resolved=(B,)))
+    assert not dead_letters.is_covered(notification(A, B), entry(firing=(A,), at=later))
+    other = msgspec.structs.replace(entry(firing=(A,)), group="other")
+    assert not dead_letters.is_covered(notification(A), other)

@@ -34,9 +34,9 @@ def notified(firing: str, resolved: str = "", *, at: float = 0.0) -> groups.Noti
         ),
         pytest.param(notified("ab"), "a", "b", False, 1, None, id="4 not wished for"),
         pytest.param(notified("a", "b"), "a", "b", True, 1, None, id="4 notified already"),
-        pytest.param(notified("a"), "a", "", True, REPEAT_S, Reason.REPEAT, id="5 old enough"),
-        pytest.param(notified("ab"), "a", "b", False, REPEAT_S, Reason.REPEAT, id="5 fewer fire"),
-        pytest.param(notified("a"), "a", "", True, REPEAT_S - 1, None, id="6 otherwise"),
+        pytest.param(notified("a"), "a", "", True, REPEAT_S, Reason.REPEAT, id="6 old enough"),
+        pytest.param(notified("ab"), "a", "b", False, REPEAT_S, Reason.REPEAT, id="6 fewer fire"),
+        pytest.param(notified("a"), "a", "", True, REPEAT_S - 1, None, id="7 otherwise"),
     ],
 )
 def test_alertmanagers_table_decides(
@@ -59,3 +59,28 @@ def test_alertmanagers_table_decides(
         )
         is answer
     )
+
+
+@pytest.mark.parametrize(
+    ("firing", "resolved", "now", "answer"),
+    [
+        ("a", "", 1, Reason.CHANGED),
+        ("a", "", REPEAT_S, Reason.CHANGED),
+        ("ab", "", 1, Reason.NEW_ALERTS),
+        ("a", "b", 1, Reason.NEW_RESOLVED),
+        ("", "a", 1, Reason.ALL_RESOLVED),
+    ],
+)
+def test_a_changed_alert_is_sent_unless_there_is_a_better_reason(
+    firing: str, resolved: str, now: float, answer: Reason
+) -> None:
+    reason = decision.reason_to_notify(
+        notified("a"),
+        firing=set(firing),
+        resolved=set(resolved),
+        send_resolved=True,
+        repeat_interval_s=REPEAT_S,
+        now=now,
+        has_changed=True,
+    )
+    assert reason is answer

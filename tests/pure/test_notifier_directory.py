@@ -79,7 +79,7 @@ def test_files_beyond_the_limit_are_named_once(tmp_path: Path) -> None:
     for number in range(300):
         (tmp_path / f"{number:03}.txt").touch()
     content = directory.read(tmp_path, SETTINGS)
-    reason = "not read: only the first 256 files are"
+    reason = "not read: only the first 256 files are read"
     assert content == directory.Content((), {"256.txt": reason})
 
 

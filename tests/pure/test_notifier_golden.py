@@ -24,7 +24,7 @@ def test_the_pictures_show_what_the_receivers_send_now() -> None:
 @pytest.mark.parametrize("name", SAMPLES)
 def test_what_where_and_the_impact_are_on_the_lock_screen(name: str) -> None:
     alert = SAMPLES[name]
-    words = message.compose(messages.notify(alert))
+    words = message.PLAIN.compose(messages.notify(alert))
     what, _ = headline.what_and_reason(alert)
     pods = max(len(alert.pods), alert.pods_total)
     impact = headline.impact(alert, pods)
@@ -36,7 +36,7 @@ def test_what_where_and_the_impact_are_on_the_lock_screen(name: str) -> None:
 
 @pytest.mark.parametrize("name", SAMPLES)
 def test_the_text_does_not_repeat_the_title(name: str) -> None:
-    words = message.compose(messages.notify(SAMPLES[name]))
+    words = message.PLAIN.compose(messages.notify(SAMPLES[name]))
     what, _, impact = words.title.rpartition("; ")
     assert what not in words.text
     assert impact not in words.text
@@ -46,7 +46,7 @@ def test_the_text_does_not_repeat_the_title(name: str) -> None:
 def test_when_it_is_resolved_it_says_how_long_it_lasted(name: str) -> None:
     over = messages.notify(SAMPLES[name], reason=NotificationReason.ALL_RESOLVED)
     what, _ = headline.what_and_reason(SAMPLES[name])
-    assert message.compose(over).title == f"Resolved after 12 min: {what}"
+    assert message.PLAIN.compose(over).title == f"Resolved after 12 min: {what}"
 
 
 def test_a_long_node_name_is_shown_without_its_domain() -> None:
@@ -54,6 +54,6 @@ def test_a_long_node_name_is_shown_without_its_domain() -> None:
     node = f"{alert.node}.eu-central-1.compute.internal"
     summary = alert.summary.replace(alert.node, node)
     long = msgspec.structs.replace(alert, node=node, summary=summary)
-    assert message.compose(messages.notify(long)).title == (
-        message.compose(messages.notify(alert)).title
+    assert message.PLAIN.compose(messages.notify(long)).title == (
+        message.PLAIN.compose(messages.notify(alert)).title
     )

@@ -4,6 +4,7 @@ import datetime as dt
 import itertools
 from collections.abc import Iterable, Sequence
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -417,6 +418,37 @@ def test_the_end_of_everything_can_be_told_sooner_than_other_changes() -> None:
     assert story == [(30.0, Reason.FIRST, "ab", ""), (105.0, Reason.ALL_RESOLVED, "", "ab")]
 
 
+@pytest.mark.parametrize("restarts", [False, True])
+def test_an_alert_that_comes_and_goes_ends_at_most_once_in_a_group_interval(
+    *, restarts: bool
+) -> None:
+    timing = routes.Timing(
+        group_wait_s=30, group_interval_s=300, repeat_interval_s=1500, resolve_wait_s=10
+    )
+    health, driven = Health(), machine(timing=timing)
+    story: list[tuple[float, str, str, str]] = []
+    last: list[Notification] = []
+    for episode in range(30):
+        at = 60.0 * episode
+        if restarts and last and not last[-1].firing_ids:
+            driven = machine(timing=timing, now=at)
+            driven.restore([entry(last[-1])], [], [], now=at)
+        changes = (at, at + 39.0, AlertState.FIRING), (at + 40.0, at + 59.0, AlertState.RESOLVED)
+        for moment, until, state in changes:
+            health.now = moment
+            driven.receive(health.says("a", state, episode=episode), moment)
+            while (due := driven.next_deadline()) is not None and due <= until:
+                sent = [*driven.tick(due)]
+                last += sent
+                story += [(due, reason, on, off) for _, reason, on, off in summary(sent)]
+                delivered(driven, sent, due)
+    ends = [at for at, reason, *_ in story if reason == Reason.ALL_RESOLVED]
+    assert ends[0] == 50.0
+    assert all(later - sooner >= 300.0 for sooner, later in itertools.pairwise(ends))
+    assert 4 <= len(ends) <= 7
+    assert len(story) - len(ends) <= len(ends) + 1
+
+
 def test_a_crash_between_sending_and_remembering_repeats_under_the_same_id() -> None:
     health = Health()
     fires = health.fires("a")
@@ -642,3 +674,64 @@ def test_a_receiver_without_resolves_is_notified_of_everything_that_fires(
         set(firing) <= set(world.notified.get(group, ""))
         for group, firing in world.firing().items()
     )
+
+
+def test_a_change_of_cause_devices_or_impact_is_sent_once_with_the_next_flush() -> None:
+    health, driven = Health(), machine()
+    fires = health.fires("a")
+    assert isinstance(fires.data, vocabulary.AlertChanged)
+
+    def says(**more: object) -> codec.CloudEvent:
+        again = health.fires("a")
+        return msgspec.structs.replace(again, data=msgspec.structs.replace(again.data, **more))
+
+    driven.receive(fires, 0.0)
+    story = run(driven, until=30)
+    story += run(driven, until=100)
+    changes: list[dict[str, object]] = [
+        {"advice": "start the kubelet"},
+        {"devices": ("0",)},
+        {"devices": ("0",), "pods": ("ml/a",), "pods_total": 1},
+        # nothing is new: a first cause that is back, another pod, a device less
+        {"pods": ("ml/b",), "pods_total": 1, "summary": "in other words"},
+    ]
+    for number, change in enumerate(changes):
+        driven.receive(says(**change), 100.0 + 300 * number)
+        story += run(driven, until=399.0 + 300 * number)
+    assert story == [
+        (30.0, Reason.FIRST, "a", ""),
+        *((at, Reason.CHANGED, "a", "") for at in (330.0, 630.0, 930.0)),
+    ]
+
+
+def test_a_restart_neither_repeats_nor_forgets_what_has_changed() -> None:
+    health = Health()
+    fires = health.fires("a")
+    (first,) = _sent(fires)
+    changed = msgspec.structs.replace(
+        health.fires("a"), data=msgspec.structs.replace(fires.data, advice="start the kubelet")
+    )
+    assert _sent(fires, entry(first)) == []
+    (second,) = _sent(changed, entry(first))
+    assert second.reason is Reason.CHANGED
+    stored = notifications.decode_entry(notifications.encode_entry(entry(second)))
+    assert _sent(changed, stored) == []
+    # written by an earlier version
+    assert _sent(changed, msgspec.structs.replace(entry(first), aspects={})) == []
+
+
+def _sent(fires: codec.CloudEvent, *entries: notifications.LedgerEntry) -> list[Notification]:
+    driven = machine()
+    driven.restore(entries, [], [fires], now=0.0)
+    return [*driven.tick(300.0)]
+
+
+def test_a_group_of_many_alerts_or_an_alert_of_ever_new_devices_is_not_sent_again() -> None:
+    fires = Health().fires("a").data
+    assert isinstance(fires, vocabulary.AlertChanged)
+    known = {fires.fingerprint: notifications.aspects_of(fires)}
+    changed = msgspec.structs.replace(fires, devices=("0",))
+    assert notifications.has_new_aspect([changed], known)
+    assert not notifications.has_new_aspect([changed] * 101, known)
+    many = {fires.fingerprint: frozenset(map(str, range(64)))}
+    assert not notifications.has_new_aspect([changed], many)

@@ -12,7 +12,7 @@ import pytest
 
 from muster import vocabulary
 from muster_notifier.config import receiver_settings
-from muster_notifier.receivers import chat, kubernetes_api, message, webhook
+from muster_notifier.receivers import chat, kubernetes_api, message, pagerduty, webhook
 from muster_notifier.receivers import email as mails
 from muster_notifier.routing import notifications
 
@@ -78,7 +78,7 @@ def texts(tree: Any) -> list[str]:
 
 
 def slack(notification: notifications.Notification) -> None:
-    words = message.compose(notification)
+    words = message.PLAIN.compose(notification)
     content: Any = chat.slack_content(notification, words)
     (attachment,) = content.pop("attachments")
     section, context = attachment["blocks"]
@@ -96,7 +96,7 @@ def slack(notification: notifications.Notification) -> None:
 
 def teams(notification: notifications.Notification) -> None:
     prepared = message.inert(notification)
-    card = json.loads(chat.teams_card(prepared, message.compose(prepared)))
+    card = json.loads(chat.teams_card(prepared, message.PLAIN.compose(prepared)))
     (attachment,) = card["attachments"]
     assert "entities" not in attachment["content"]["msteams"]
     for block in attachment["content"]["body"]:
@@ -106,13 +106,13 @@ def teams(notification: notifications.Notification) -> None:
 
 
 def apprise(notification: notifications.Notification) -> None:
-    words = message.compose(message.inert(notification))
+    words = message.PLAIN.compose(message.inert(notification))
     assert not MARKUP.search(words.text)
     assert not MARKUP.search(words.title)
 
 
 def mail(notification: notifications.Notification) -> None:
-    words = message.compose(notification)
+    words = message.PLAIN.compose(notification)
     body = mails.encode_mail(notification, words, sender="m@example.com", to=("a@example.com",))
     read = email.message_from_bytes(body, policy=email.policy.default)
     assert read.get_content_type() == "text/plain"
@@ -121,16 +121,16 @@ def mail(notification: notifications.Notification) -> None:
     assert "\n" not in read["Subject"]
 
 
-def pagerduty(notification: notifications.Notification) -> None:
-    words = message.compose(notification)
-    event = json.loads(webhook.encode_pagerduty(notification, words, routing_key="k"))
+def incident(notification: notifications.Notification) -> None:
+    words = message.PLAIN.compose(notification)
+    event = json.loads(pagerduty.encode(notification, words, routing_key="k"))
     assert event["links"] == []
     whole = event["payload"]["custom_details"].pop("text")
     assert all(text.isprintable() for text in (*texts(event), *whole.split("\n")))
 
 
 def program(notification: notifications.Notification) -> None:
-    words = message.compose(notification)
+    words = message.PLAIN.compose(notification)
     for layout in receiver_settings.Format:
         body = json.loads(webhook.encode_body(notification, words, format_=layout))
         if layout is receiver_settings.Format.CLOUDEVENTS:
@@ -143,13 +143,13 @@ def program(notification: notifications.Notification) -> None:
 
 
 def kubernetes(notification: notifications.Notification) -> None:
-    for event in kubernetes_api.events(notification, namespace="default", pods=True):
+    for event in kubernetes_api.events(notification, receiver_settings.KubernetesEvents()):
         assert str(event.body["note"]).isprintable()
         assert event.namespace == "default"
 
 
 def people(notification: notifications.Notification) -> None:
-    words = message.compose(notification)
+    words = message.PLAIN.compose(notification)
     assert words.title.isprintable()
     assert all(line.isprintable() for line in words.text.split("\n"))
     # no text of a plugin begins a line: each says where it comes from
@@ -158,7 +158,7 @@ def people(notification: notifications.Notification) -> None:
 
 
 @pytest.mark.parametrize(
-    "receiver", [slack, teams, apprise, mail, pagerduty, program, kubernetes, people]
+    "receiver", [slack, teams, apprise, mail, incident, program, kubernetes, people]
 )
 @pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
 def test_no_receiver_acts_on_the_text_of_a_plugin(
@@ -170,7 +170,7 @@ def test_no_receiver_acts_on_the_text_of_a_plugin(
 def test_the_links_of_the_operators_templates_stay_links() -> None:
     notification = message.inert(hostile("[a](https://evil.example)"))
     templates = receiver_settings.Templates(title="[board](https://own.example) $summary")
-    assert message.compose(notification, templates).title == (
+    assert message.Composer(templates=templates).compose(notification).title == (
         "[board](https://own.example) [a] (https://evil.example)"
     )
 

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster import vocabulary
+from muster import matching, vocabulary
 from muster.vocabulary import AlertState
 from muster_notifier.config import receiver_settings
 from muster_notifier.receivers import headline, message, webhook
-from muster_notifier.routing import notifications, routes
+from muster_notifier.routing import notifications
 from muster_notifier.routing.notifications import Notification
 
 T0 = dt.datetime(2026, 1, 1, 12, 0, 0, tzinfo=dt.UTC)
@@ -65,7 +65,9 @@ def notification(
 
 def body(notification: Notification) -> bytes:
     return webhook.encode_body(
-        notification, message.compose(notification), format_=receiver_settings.Format.CLOUDEVENTS
+        notification,
+        message.PLAIN.compose(notification),
+        format_=receiver_settings.Format.CLOUDEVENTS,
     )
 
 
@@ -73,14 +75,14 @@ def test_pods_that_an_alert_counts_and_does_not_name_are_counted_in_the_message(
     sent = notification(firing=(alert(pods=("ml/a", "ml/b"), pods_total=40),))
     again = notifications.decode(notifications.encode(sent))
     for each in (sent, again):
-        lines = message.compose(each).text.splitlines()
+        lines = message.PLAIN.compose(each).text.splitlines()
         assert "pods that use it: ml/a, ml/b and 38 more" in lines
         assert json.loads(body(each))["data"]["truncatedPods"] == 38
 
 
 def test_a_message_says_what_where_since_when_why_who_is_hit_and_what_to_do() -> None:
     fires = alert(pods=("ml/train-0", "ml/train-1"))
-    words = message.compose(notification(firing=(fires,)))
+    words = message.PLAIN.compose(notification(firing=(fires,)))
     assert words.title == "node-a: device-plugin is frozen; 2 pods hold devices, new pods fail"
     assert words.text.splitlines() == [
         "critical since 2026-01-01 12:00:00 UTC: node-a device-plugin nvidia.com/gpu GPU-1",
@@ -96,9 +98,10 @@ def test_commands_of_a_message_from_a_cluster_name_a_cluster() -> None:
     log, named = "muster's log", "muster --context CONTEXT"
     advice = f"muster dlq list; once the receiver works: muster dlq replay all; see {log}"
     fires = msgspec.structs.replace(alert(), advice=advice)
-    sent = message.naming_cluster(notification(firing=(fires,)))
+    sent = notification(firing=(fires,))
+    words = message.Composer(in_cluster=True).compose(sent)
     muting = "kind=stuck node=node-a --duration 2h --comment WHY"
-    assert message.compose(sent).body.splitlines()[2:] == [
+    assert words.body.splitlines()[2:] == [
         f"what to do: {named} dlq list; once the receiver works: {named} dlq replay all; see {log}",
         f"look closer: {named} why node-a",
         f"silence: {named} silence add {muting}",
@@ -113,7 +116,7 @@ def test_a_test_message_names_no_impact_and_suggests_nothing(*, by_helm: bool, o
     if by_helm:
         subject = msgspec.structs.replace(subject, plugin=vocabulary.TEST_PLUGIN)
     sent = notification(firing=() if over else (subject,), resolved=(subject,) if over else ())
-    words = message.compose(msgspec.structs.replace(sent, is_test=not by_helm))
+    words = message.PLAIN.compose(msgspec.structs.replace(sent, is_test=not by_helm))
     ended = "Resolved after 2 min: node-a: " if over else ""
     assert words.title == f"TEST, nothing is wrong: {ended}this is a test message"
     assert not any("muster " in line for line in words.text.splitlines())
@@ -125,7 +128,7 @@ def test_of_several_alerts_the_title_counts_and_the_text_names_each() -> None:
         firing=(alert(pods=("ml/train-0", "ml/train-1")), alert("00000000000000cc")),
         resolved=(alert("00000000000000bb", state=AlertState.RESOLVED, summary="fell silent"),),
     )
-    words = message.compose(sent)
+    words = message.PLAIN.compose(sent)
     assert words.title == (
         "stuck on node-a (2 alerts); 2 pods hold devices, new pods fail (1 resolved)"
     )
@@ -154,12 +157,12 @@ def test_evidence_comes_by_its_weight_and_a_reason_is_said_once() -> None:
         ("kubernetes", "node Ready"),
     )
     about = msgspec.structs.replace(
-        alert(summary="p on node-a is stuck: none for 3 s; it fails again and again"),
+        alert(summary="p on node-a is stuck: none for 3 s; it fails repeatedly"),
         evidence=tuple(vocabulary.Evidence(source=s, observed=o) for s, o in observed),
     )
     lines = message.alert_lines(notification(firing=(about,)), about)[1:]
     assert lines == [
-        "reason: none for 3 s; it fails again and again",
+        "reason: none for 3 s; it fails repeatedly",
         "kubernetes: node Ready",
         "heartbeat: none for 3 s",
         "plugin: register at kubelet.sock: UNAVAILABLE",
@@ -200,8 +203,8 @@ def test_an_alert_about_a_watched_plugin_names_its_resource_and_can_be_routed_by
         if "since" in line
     )
     assert where == "critical since 2026-01-01 12:00:00 UTC: node-a amd.com/gpu (watched)"
-    assert routes.labels_of(watched)["watched"] == "amd.com/gpu"
-    assert "watched" not in routes.labels_of(alert())
+    assert matching.labels_of(watched)["watched"] == "amd.com/gpu"
+    assert "watched" not in matching.labels_of(alert())
 
 
 def test_the_body_is_a_cloudevent_with_the_alerts_as_on_the_bus() -> None:
@@ -222,7 +225,7 @@ def test_the_body_is_a_cloudevent_with_the_alerts_as_on_the_bus() -> None:
             "groupKey": '{}:{kind="stuck",node="node-a"}',
             "groupLabels": {"kind": "stuck", "node": "node-a"},
             "title": "node-a: device-plugin is frozen; new pods fail (1 resolved)",
-            "text": message.compose(sent).text,
+            "text": message.PLAIN.compose(sent).text,
             "alerts": msgspec.json.decode(msgspec.json.encode([fires, over])),
             "truncatedAlerts": 0,
             "truncatedPods": 0,
@@ -240,13 +243,13 @@ def test_a_storm_fits_into_a_body_and_what_was_left_out_is_counted() -> None:
     assert len(notifications.encode(notification(firing=storm))) <= notifications.ENCODED_BYTES_MAX
     assert data["truncatedAlerts"] == 300 - len(data["alerts"])
     assert data["truncatedPods"] == 3_000_000 - 50 * len(data["alerts"])
-    assert "and 280 more alerts" in message.compose(sent).text.splitlines()
+    assert "and 280 more alerts" in message.PLAIN.compose(sent).text.splitlines()
 
 
 @given(summary=st.text(max_size=500), observed=st.text(max_size=500), pod=st.text(max_size=100))
 def test_whatever_alerts_carry_a_line_stays_a_line(summary: str, observed: str, pod: str) -> None:
     sent = notification(firing=(alert(summary=summary, observed=observed, pods=(pod,)),))
-    lines = message.compose(sent).text.split("\n")
+    lines = message.PLAIN.compose(sent).text.split("\n")
     # the reason is left out if the evidence says it
     assert len(lines) in {6, 7}
     assert all(line.isprintable() and len(line) <= 400 for line in lines)
@@ -297,7 +300,7 @@ def test_templates_replace_the_built_in_texts() -> None:
         alert="* $severity $summary since $since; $pods",
     )
     sent = notification(firing=(alert(pods=("ml/a",)),))
-    composed = message.compose(sent, words)
+    composed = message.Composer(templates=words).compose(sent)
     assert composed.text.splitlines() == [
         "firing: stuck on node-a (1)",
         "* critical device-plugin is frozen since 2026-01-01 12:00:00 UTC; ml/a",
@@ -307,14 +310,15 @@ def test_templates_replace_the_built_in_texts() -> None:
 
 def test_a_template_can_begin_the_built_in_title_with_the_name_of_the_cluster() -> None:
     sent = notification(firing=(alert(),))
-    composed = message.compose(sent, receiver_settings.Templates(title="prod-eu: $title"))
+    words = receiver_settings.Templates(title="prod-eu: $title")
+    composed = message.Composer(templates=words).compose(sent)
     assert composed.title == "prod-eu: node-a: device-plugin is frozen; new pods fail"
 
 
 def test_a_template_that_cannot_be_used_is_ignored_and_the_message_says_so() -> None:
     sent = notification(firing=(alert(),))
     broken = receiver_settings.Templates(title="$nonsense", alert="100 $")
-    composed = message.compose(sent, broken)
+    composed = message.Composer(templates=broken).compose(sent)
     assert composed.title == headline.title(sent)
     problems = [
         "title: there is no $nonsense",
@@ -330,7 +334,7 @@ def test_alertmanagers_body_is_its_version_4() -> None:
     sent = notification(
         firing=(alert(),), resolved=(alert("00000000000000bb", state=AlertState.RESOLVED),)
     )
-    words = message.compose(sent)
+    words = message.PLAIN.compose(sent)
     made = webhook.encode_body(
         sent, words, format_=receiver_settings.Format.ALERTMANAGER, alerts_max=1
     )

@@ -16,9 +16,9 @@ from muster_notifier.receivers.results import Outcome, Result
 from muster_notifier.routing import notifications
 
 T0 = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
-TAKEN = Result(outcome=Outcome.TAKEN, detail="HTTP 200")
+TAKEN = Result(outcome=Outcome.ACCEPTED, detail="HTTP 200")
 REFUSED = Result(outcome=Outcome.REJECTED, detail="HTTP 400")
-AWAY = Result(outcome=Outcome.UNWELL, detail="HTTP 503")
+AWAY = Result(outcome=Outcome.SERVER_ERROR, detail="HTTP 503")
 NUMBERS = itertools.count(1)
 
 
@@ -292,7 +292,9 @@ def test_every_delivery_ends_in_one_way_and_no_group_is_sent_twice_at_once(  # n
                     "taken": TAKEN,
                     "refused": REFUSED,
                     "away": AWAY,
-                    "limited": Result(outcome=Outcome.UNWELL, detail="", retry_after_s=seconds),
+                    "limited": Result(
+                        outcome=Outcome.SERVER_ERROR, detail="", retry_after_s=seconds
+                    ),
                 }[verb]
                 answer(which, what)
         assert len(sending) <= queue.PARALLEL_MAX
@@ -318,7 +320,7 @@ def test_at_a_slow_rate_the_next_counts_from_the_result_of_the_last() -> None:
 
 def test_a_message_of_several_requests_takes_as_many_tokens() -> None:
     deliveries = make(rate=1.0, burst=1)
-    two = Result(outcome=Outcome.TAKEN, detail="", requests=2)
+    two = Result(outcome=Outcome.ACCEPTED, detail="", requests=2)
     sent: list[float] = []
 
     def process(outs: Sequence[queue.Output], now: float) -> None:
@@ -335,5 +337,5 @@ def test_a_message_of_several_requests_takes_as_many_tokens() -> None:
 
 
 def test_a_retry_is_never_earlier_than_the_receiver_asked_for() -> None:
-    delays = Result(outcome=Outcome.UNWELL, detail="", retry_after_s=7.0)
+    delays = Result(outcome=Outcome.SERVER_ERROR, detail="", retry_after_s=7.0)
     assert results.delay_s(1, delays, chance=0.0) == 7.0

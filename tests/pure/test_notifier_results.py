@@ -7,27 +7,27 @@ from muster_notifier.receivers.results import Kind, Outcome, Result
 @pytest.mark.parametrize(
     ("status", "headers", "answer"),
     [
-        (200, {}, Result(outcome=Outcome.TAKEN, detail="HTTP 200")),
-        (204, {}, Result(outcome=Outcome.TAKEN, detail="HTTP 204")),
+        (200, {}, Result(outcome=Outcome.ACCEPTED, detail="HTTP 200")),
+        (204, {}, Result(outcome=Outcome.ACCEPTED, detail="HTTP 204")),
         (
             301,
             {"location": "http://elsewhere/"},
-            Result(outcome=Outcome.MOVED, detail="HTTP 301 to http://elsewhere"),
+            Result(outcome=Outcome.REDIRECTED, detail="HTTP 301 to http://elsewhere"),
         ),
         (
             308,
             {"location": "https://u:p@h.example/services/SECRET"},
-            Result(outcome=Outcome.MOVED, detail="HTTP 308 to https://h.example"),
+            Result(outcome=Outcome.REDIRECTED, detail="HTTP 308 to https://h.example"),
         ),
         (
             308,
             {"location": "/services/SECRET"},
-            Result(outcome=Outcome.MOVED, detail="HTTP 308 to elsewhere on the same host"),
+            Result(outcome=Outcome.REDIRECTED, detail="HTTP 308 to elsewhere on the same host"),
         ),
-        (304, {}, Result(outcome=Outcome.MOVED, detail="HTTP 304")),
+        (304, {}, Result(outcome=Outcome.REDIRECTED, detail="HTTP 304")),
         (400, {}, Result(outcome=Outcome.REJECTED, detail="HTTP 400")),
         (404, {}, Result(outcome=Outcome.NOT_FOUND, detail="HTTP 404")),
-        (408, {}, Result(outcome=Outcome.UNWELL, detail="HTTP 408")),
+        (408, {}, Result(outcome=Outcome.SERVER_ERROR, detail="HTTP 408")),
         (410, {}, Result(outcome=Outcome.GONE, detail="HTTP 410")),
         (413, {}, Result(outcome=Outcome.TOO_LARGE, detail="HTTP 413")),
         (429, {}, Result(outcome=Outcome.RATE_LIMITED, detail="HTTP 429")),
@@ -41,14 +41,14 @@ from muster_notifier.receivers.results import Kind, Outcome, Result
             {"retry-after": "7"},
             Result(outcome=Outcome.RATE_LIMITED, detail="HTTP 429", retry_after_s=7.0),
         ),
-        (500, {}, Result(outcome=Outcome.UNWELL, detail="HTTP 500")),
+        (500, {}, Result(outcome=Outcome.SERVER_ERROR, detail="HTTP 500")),
         (
             503,
             {
                 "retry-after": "Fri, 31 Dec 1999 23:59:59 GMT",
                 "date": "Fri, 31 Dec 1999 23:59:29 GMT",
             },
-            Result(outcome=Outcome.UNWELL, detail="HTTP 503", retry_after_s=30.0),
+            Result(outcome=Outcome.SERVER_ERROR, detail="HTTP 503", retry_after_s=30.0),
         ),
         (
             503,
@@ -56,10 +56,10 @@ from muster_notifier.receivers.results import Kind, Outcome, Result
                 "retry-after": "Fri, 31 Dec 1999 23:59:00 GMT",
                 "date": "Fri, 31 Dec 1999 23:59:29 GMT",
             },
-            Result(outcome=Outcome.UNWELL, detail="HTTP 503", retry_after_s=0.0),
+            Result(outcome=Outcome.SERVER_ERROR, detail="HTTP 503", retry_after_s=0.0),
         ),
-        (503, {"retry-after": "soon"}, Result(outcome=Outcome.UNWELL, detail="HTTP 503")),
-        (503, {"retry-after": "-3"}, Result(outcome=Outcome.UNWELL, detail="HTTP 503")),
+        (503, {"retry-after": "soon"}, Result(outcome=Outcome.SERVER_ERROR, detail="HTTP 503")),
+        (503, {"retry-after": "-3"}, Result(outcome=Outcome.SERVER_ERROR, detail="HTTP 503")),
     ],
 )
 def test_each_status_is_taken_temporary_or_refused(
@@ -74,13 +74,13 @@ def test_each_status_is_taken_temporary_or_refused(
 def test_waits_are_fully_jittered_under_a_bound_that_doubles_to_half_a_minute(
     attempts: int, bound_s: float
 ) -> None:
-    answer = Result(outcome=Outcome.UNWELL, detail="")
+    answer = Result(outcome=Outcome.SERVER_ERROR, detail="")
     waits = [results.delay_s(attempts, answer, chance=chance) for chance in (0.0, 0.5, 1.0)]
     assert waits == [0.0, bound_s / 2, bound_s]
 
 
 def test_what_the_receiver_asked_for_wins() -> None:
-    answer = Result(outcome=Outcome.UNWELL, detail="", retry_after_s=120.0)
+    answer = Result(outcome=Outcome.SERVER_ERROR, detail="", retry_after_s=120.0)
     assert results.delay_s(1, answer, chance=0.1) == 120.0
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from muster import vocabulary
 from muster_notifier.config import receiver_settings
 from muster_notifier.delivery import dead_letters
-from muster_notifier.receivers import chat, kubernetes_api, message, results, webhook
+from muster_notifier.receivers import chat, kubernetes_api, message, pagerduty, results, webhook
 from muster_notifier.receivers import email as receivers_email
 from muster_notifier.routing import notifications
 
@@ -71,7 +71,7 @@ def any_notification(draw: st.DrawFn) -> notifications.Notification:
 def test_every_receiver_gets_a_body_that_it_accepts(
     notification: notifications.Notification,
 ) -> None:
-    words = message.compose(notification)
+    words = message.PLAIN.compose(notification)
     assert "a template could not be used" not in words.text
     assert all(line.isprintable() for line in words.text.split("\n"))
     encoded = notifications.encode(notification)
@@ -86,13 +86,13 @@ def test_every_receiver_gets_a_body_that_it_accepts(
     assert "<!" not in str(slack["text"])
     card = chat.teams_card(notification, words)
     assert len(card) <= chat.TEAMS_BYTES_MAX
-    event = msgspec.json.decode(webhook.encode_pagerduty(notification, words, routing_key="k"))
+    event = msgspec.json.decode(pagerduty.encode(notification, words, routing_key="k"))
     assert len(event["dedup_key"]) <= 255
     is_known = notification.reason is vocabulary.NotificationReason.ACKNOWLEDGED
     assert (event["event_action"] == "acknowledge") == is_known
     assert is_known or (event["event_action"] == "trigger") == bool(notification.firing_ids)
     msgspec.json.decode(webhook.encode_alerts(notification, lifetime=HOUR))
-    for each in kubernetes_api.events(notification, namespace="default", pods=True):
+    for each in kubernetes_api.events(notification, receiver_settings.KubernetesEvents()):
         assert len(str(each.body["note"]).encode()) <= 1024
         assert re.fullmatch("[a-z0-9-]+", each.namespace)
     mail = receivers_email.encode_mail(
@@ -143,7 +143,7 @@ def test_several_hundred_broken_devices_are_a_few_lines_everywhere() -> None:
     )
     encoded = notifications.encode(whole)
     kept = notifications.decode(encoded)
-    words = message.compose(kept)
+    words = message.PLAIN.compose(kept)
     assert len(encoded) <= notifications.ENCODED_BYTES_MAX
     assert len(kept.firing_ids) == 500
     assert len(words.text) <= message.TEXT_MAX
@@ -152,7 +152,7 @@ def test_several_hundred_broken_devices_are_a_few_lines_everywhere() -> None:
     for body in (
         webhook.encode_body(kept, words, format_=receiver_settings.Format.CLOUDEVENTS),
         webhook.encode_body(kept, words, format_=receiver_settings.Format.ALERTMANAGER),
-        webhook.encode_pagerduty(kept, words, routing_key="k"),
+        pagerduty.encode(kept, words, routing_key="k"),
         chat.teams_card(kept, words),
         msgspec.json.encode(chat.slack_content(kept, words)),
     ):
@@ -189,7 +189,7 @@ def test_an_incident_of_more_alerts_than_a_notification_holds_is_triggered() -> 
     )
     read = notifications.decode(notifications.encode(whole))
     assert (read.firing, len(read.firing_ids)) == ((), 15_000)
-    words = message.compose(read)
-    event = msgspec.json.decode(webhook.encode_pagerduty(read, words, routing_key="k"))
+    words = message.PLAIN.compose(read)
+    event = msgspec.json.decode(pagerduty.encode(read, words, routing_key="k"))
     assert (event["event_action"], event["payload"]["severity"]) == ("trigger", "critical")
     assert event["payload"]["custom_details"]["truncated_alerts"] == 15_000

@@ -87,13 +87,13 @@ def test_a_node_gets_exactly_one_of_the_daemonsets_and_the_configuration_that_it
 @pytest.mark.parametrize(
     ("matches", "problem"),
     [
-        (["edge-*"], "nodes: none matches by a label, so one DaemonSet is enough"),
+        (["edge-*"], "nodes: no override matches by a label, so one DaemonSet is enough"),
         ([{KEY: "a*"}], "nodes[0].match: a DaemonSet needs one label with a plain value"),
         (
             [{KEY: "a", "zone": "b"}],
             "nodes[0].match: a DaemonSet needs one label with a plain value",
         ),
-        ([{KEY: "a"}, {"zone": "b"}], f"nodes: they match by several labels: {KEY}, zone"),
+        ([{KEY: "a"}, {"zone": "b"}], f"nodes: the overrides match by several labels: {KEY}, zone"),
         ([{KEY: str(number)} for number in range(8)], "nodes: 8 values; at most 7"),
         (
             [{KEY: "a_b"}, {KEY: "a.b"}],

@@ -150,7 +150,7 @@ def test_a_device_that_a_pod_holds_is_never_removed() -> None:
 
 def test_another_device_is_new_under_the_same_id_once_the_old_one_is_removed() -> None:
     policy = device_lifecycle.Policy(grace_s=60)
-    reason = "/dev/a is another device now: /dev/a char 10:1 became /dev/a char 10:2"
+    reason = "/dev/a is now another device: /dev/a char 10:1 became /dev/a char 10:2"
     turned_replaced = device_lifecycle.HealthChanged(
         "a-0", UNHEALTHY, reason, device_lifecycle.REPLACED
     )

@@ -206,10 +206,13 @@ HERE: Final = "resources[0].groups[0].devices[0]"
         ("{path: /dev/../a}", "path: '/dev/../a' is not the shortest form of this path"),
         (
             "{path: /*/a}",
-            "path: '/*/a' would search everything; begin with the name of a directory",
+            "path: '/*/a' would search the whole file system; begin with the name of a directory",
         ),
         ("{path: '/dev/a[0-'}", "path: '/dev/a[0-' has a [ without its ]"),
-        ("{path: '/dev/a[9-0]'}", "path: '/dev/a[9-0]' has 9-0 in a set, in the wrong order"),
+        (
+            "{path: '/dev/a[9-0]'}",
+            "path: '/dev/a[9-0]' has the range 9-0 in the wrong order in a set",
+        ),
         ("{path: '/dev/a', exclude: [b]}", "exclude[0]: 'b' is not an absolute path"),
         ("{path: /dev/a, mountPath: b}", "mountPath: 'b' is not an absolute path"),
         ("{path: /dev/a, permissions: ''}", "permissions: '' is not a combination of r, w and m"),
@@ -265,7 +268,7 @@ def group(groups: str, more: str = "") -> str:
         ),
         (
             group("{devices: [{path: /dev/a}]}", "perMatch: true,"),
-            "resources[0].name: 'a.example/b' is one name, but perMatch needs one per m",
+            "resources[0].name: 'a.example/b' is a single name, but perMatch needs a.",
         ),
         (
             group("{devices: [{path: /dev/a}]}", "env: A-B,"),
@@ -273,7 +276,7 @@ def group(groups: str, more: str = "") -> str:
         ),
         (
             resource("{name: a.example/*, groups: [{devices: [{path: /dev/a}]}]}"),
-            "resources[0].name: 'a.example/*' is one name per match; it needs perMatch: true",
+            "resources[0].name: 'a.example/*' needs perMatch: true",
         ),
         (
             resource(

@@ -189,7 +189,7 @@ CRASH = {"reason": "CrashLoopBackOff", "message": "back-off 5m0s"}
                 container={"restartCount": 7, "state": {"waiting": CRASH}},
             ),
             Level.ERROR,
-            "NVIDIA k8s-device-plugin keeps crashing: 7 restarts",
+            "NVIDIA k8s-device-plugin crashes repeatedly: 7 restarts",
             ("CrashLoopBackOff: back-off 5m0s",),
         ),
         (

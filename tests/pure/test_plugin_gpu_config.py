@@ -102,7 +102,7 @@ PROBLEMS: list[tuple[dict[str, Any], list[str]]] = [
             ),
             (
                 "gpus.resources[1].mig: 'mig-1g.5gb' is not a profile; write it as 1g.10gb or "
-                "1g.10gb+me, with * for anything"
+                "1g.10gb+me, with * as a wildcard"
             ),
         ],
     ),
@@ -118,23 +118,23 @@ PROBLEMS: list[tuple[dict[str, Any], list[str]]] = [
         },
         [
             (
-                "gpus.resources[1]: resources[0] matches all that 'NVIDIA A100-SXM4-40GB' "
-                "does; put the narrower one first"
+                "gpus.resources[1]: resources[0] matches everything that 'NVIDIA A100-SXM4-40GB' "
+                "matches; put the narrower pattern first"
             ),
             (
-                "gpus.resources[3]: resources[2] matches all that '1g.5gb' does; put the "
-                "narrower one first"
+                "gpus.resources[3]: resources[2] matches everything that '1g.5gb' matches; "
+                "put the narrower pattern first"
             ),
         ],
     ),
     (
         {"resources": [{"name": "a.example/z", "mig": "1g.5gb"}], "exclude": [0, "0", "0.5"]},
         [
-            "gpus.exclude[1]: '0' is named by [0] already",
+            "gpus.exclude[1]: '0' is already named by [0]",
             (
                 "gpus.exclude[2]: '0.5' does not name a device; "
                 'write 0, "0:1", GPU-<uuid>, MIG-<uuid> or MIG-GPU-<uuid>/<gi>/<ci>, or the name '
-                "of a product with * for anything"
+                "of a product with * as a wildcard"
             ),
             "gpus.resources[0].mig: with migStrategy none only whole GPUs are advertised",
         ],
@@ -174,11 +174,11 @@ PROBLEMS: list[tuple[dict[str, Any], list[str]]] = [
             }
         },
         [
-            "gpus.sharing.resources[3]: resources[2] shares all nvidia.com/gpu already",
-            "gpus.sharing.resources[1].devices: '0:2' is shared by resources[0] already",
+            "gpus.sharing.resources[3]: resources[2] already shares all nvidia.com/gpu",
+            "gpus.sharing.resources[1].devices: '0:2' is already shared by resources[0]",
             (
-                f"gpus.sharing.resources[1].devices: '{GPU.upper()}' is shared by resources[0] "
-                "already"
+                f"gpus.sharing.resources[1].devices: '{GPU.upper()}' "
+                "is already shared by resources[0]"
             ),
         ],
     ),

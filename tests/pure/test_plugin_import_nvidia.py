@@ -94,7 +94,7 @@ def test_shared_devices_are_read_as_nvidia_reads_them(devices: str, expected: An
     path = "sharing.timeSlicing.resources[0].devices"
     if expected is None:
         (problem,) = problems(text)
-        assert problem.startswith(path) or "is named by [0] already" in problem
+        assert problem.startswith(path) or "is already named by [0]" in problem
         return
     result = imported(text)
     shared = {"name": "nvidia.com/a", "replicas": 2, **expected}
@@ -328,7 +328,7 @@ def test_what_nvidia_drops_with_a_warning_works_here() -> None:
 @pytest.mark.parametrize(
     ("text", "expected_lines"),
     [
-        ("version: v2", "version: unknown version: 'v2'; it is v1"),
+        ("version: v2", "version: unknown version: 'v2'; expected v1"),
         ("flagz: 1", "none of the keys of NVIDIA's file: version, flags, resources, sharing, "),
         ("[]", "expected a mapping of keys, found []"),
         ("7", "expected a mapping of keys, found 7"),

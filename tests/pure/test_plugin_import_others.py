@@ -375,7 +375,7 @@ def test_what_generic_does_silently_is_reported() -> None:
     (result,) = resources(text, Format.GENERIC)
     assert result == config_resources.Resource(name="a.example/fuse", groups=(group("/dev/fuse"),))
     assert differences(text, Format.GENERIC) == [
-        "log-level: a setting of the process; set it in muster's deployment",
+        "log-level: concerns the process; set it in muster's deployment",
         "device[0].group: generic ignores this key; did you mean groups?",
         "device[0].groups[0].paths[0].mountpath: generic ignores this key; did you mean mountPath?",
         ("device[0].groups[0].paths[0].readOnly: generic ignores it for a Device; left out"),

@@ -351,7 +351,7 @@ def test_a_published_file_means_the_same_here_or_says_what_is_lost(
             "any",
             (
                 "tesla-t4: sharing.timeSlicing.resources[0].replicas: "
-                "number of replicas must be >= 2, and here <= 1000"
+                "number of replicas must be >= 2, and for muster <= 1000"
             ),
         ),
     ],

@@ -12,7 +12,7 @@ from muster.vocabulary import Health
 from muster_plugin.config import gpus, resources
 from muster_plugin.discovery import resource_plan, scan_result
 from muster_plugin.gpu import container_spec, simulated
-from muster_plugin.inventory import inventory
+from muster_plugin.inventory import device_messages, inventory
 from muster_plugin.kubelet import allocation, cdi, protobuf, registration_signals
 from muster_plugin.model import advertised, gpu
 
@@ -431,19 +431,22 @@ def test_a_fault_script_comes_to_what_holds_at_its_end() -> None:
     nonsense
     {"device": 0, "clear": 79}
     {"device": 0, "xid": 1, "clear": 1}
+    {"device": "GPU-2", "xid": 63}
+    {"device": "GPU-9", "xid": 63}
     """
-    assert simulated.parse_script(text) == simulated.Script(
-        active=frozenset({(1, 48)}),
+    assert simulated.parse_script(text, {"GPU-2": 2}) == simulated.Script(
+        active=frozenset({(1, 48), (2, 63)}),
         bad_lines=(
             "line 4: JSON is malformed: invalid character (byte 8)",
             "line 6: set either xid or clear",
+            "line 8: no GPU GPU-9",
         ),
     )
 
 
 @given(st.binary(max_size=200))
 def test_no_bytes_break_a_fault_script(text: bytes) -> None:
-    simulated.parse_script(text)
+    simulated.parse_script(text, {})
 
 
 # Allocation
@@ -710,3 +713,42 @@ def test_a_change_of_sharing_reports_no_healthy_gpu_as_gone() -> None:
     assert look(devices, FUSE, KVM, offers=(fewer,)) == [
         removed("nvidia.com/gpu", f"{name}::1", left) for name in sorted([GPU_0, GPU_1])
     ]
+
+
+def test_a_fault_is_published_once_more_when_the_pod_that_holds_the_device_is_known() -> None:
+    devices, without_pods = made(), device_messages.FaultsWithoutPods()
+
+    def named(holder: dict[str, str]) -> list[vocabulary.PluginEvent]:
+        devices.record_pods({"nvidia.com/gpu": holder}, now=0.0, at=AT)
+        return [*without_pods.named(devices.pods_holding, AT)]
+
+    warm = fault(GPU_1, "thermal", "it is hot", effect=gpu.Effect.DEGRADED)
+    events = [*devices.apply_fault(fault(GPU_1)), *devices.apply_fault(warm)]
+    for event in events:
+        without_pods.record(event)
+    assert named({}) == []
+    holder = {f"{GPU_1}::1": "team/train"}
+    again = [msgspec.structs.replace(event, pods=("team/train",)) for event in events]
+    assert named(holder) == again
+    for event in again:
+        without_pods.record(event)
+    assert named(holder) == []
+
+
+def test_a_fault_that_is_over_or_whose_device_is_gone_is_not_published_again() -> None:
+    devices = made()
+    holder = {"nvidia.com/gpu": {f"{GPU_1}::1": "team/train"}}
+    broken = devices.apply_fault(fault(GPU_1))
+    removed = vocabulary.DeviceRemoved(
+        node="n1", plugin="p", at=AT, resource="nvidia.com/gpu", device_id=f"{GPU_1}::1"
+    )
+    over: list[list[vocabulary.PluginEvent]] = [
+        devices.apply_fault(fault_ended(GPU_1)),
+        [msgspec.structs.replace(removed, physical=GPU_1)],
+    ]
+    devices.record_pods(holder, now=0.0, at=AT)
+    for ends in over:
+        without_pods = device_messages.FaultsWithoutPods()
+        for event in (*broken, *ends):
+            without_pods.record(event)
+        assert without_pods.named(devices.pods_holding, AT) == []

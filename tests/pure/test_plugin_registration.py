@@ -561,7 +561,7 @@ def test_a_displaced_resource_is_registered_when_a_plugin_that_may_have_it_has_g
 
 def test_registrations_that_change_nothing_become_rare() -> None:
     machine = displaced_twice()
-    assert machine.problem(20.0).startswith(f"the kubelet forgot it ({X}), for 0.0 s; ")
+    assert machine.problem(20.0).startswith(f"the kubelet dropped it ({X}), for 0.0 s; ")
     assert machine.tick(21.0) == [registration_signals.Stop(2)]
     healed(machine, 21.0)
     machine.receive(registration_signals.Compared(3, X), 30.0)

@@ -244,7 +244,7 @@ def test_more_devices_than_a_message_holds_are_cut_and_reported() -> None:
     given = resource([resources.Entry(path="/dev/a*")], count=6_000)
     plan = resource_plan.plan([given], scanned("/dev/a1", "/dev/a2"))
     assert len(plan.resources[0].units) == resource_plan.DEVICES_MAX
-    assert plan.problems == ("a.example/x: more than 10000 devices; the rest is left out",)
+    assert plan.problems == ("a.example/x: more than 10000 devices; the others are left out",)
 
 
 def test_more_devices_than_can_be_looked_after_are_cut_and_reported() -> None:
@@ -256,7 +256,7 @@ def test_more_devices_than_can_be_looked_after_are_cut_and_reported() -> None:
     plan = resource_plan.plan(given, scanned(*paths))
     assert [len(offer.units) for offer in plan.resources] == [9_000] * 5 + [5_000]
     assert plan.problems == (
-        "a.example/r5: more than 50000 devices in all resources; the rest is left out",
+        "a.example/r5: more than 50000 devices in all resources; the others are left out",
     )
 
 

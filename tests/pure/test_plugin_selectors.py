@@ -157,12 +157,12 @@ def test_everything_wrong_with_a_list_is_reported() -> None:
         "3090 Ti",
     ]
     assert [*gpu.selector_problems(expected_text, products=True)] == [
-        "[1]: '0' is named by [0] already",
-        "[2]: '0:1' is named by [0] already",
-        f"[4]: 'MIG-{GPU}/1/0' is named by [3] already",
-        "[6]: 'Tesla T4' is named by [5] already",
+        "[1]: '0' is already named by [0]",
+        "[2]: '0:1' is already named by [0]",
+        f"[4]: 'MIG-{GPU}/1/0' is already named by [3]",
+        "[6]: 'Tesla T4' is already named by [5]",
         (
             "[7]: 'GPU-1' does not name a device; write 0, \"0:1\", GPU-<uuid>, MIG-<uuid> or "
-            "MIG-GPU-<uuid>/<gi>/<ci>, or the name of a product with * for anything"
+            "MIG-GPU-<uuid>/<gi>/<ci>, or the name of a product with * as a wildcard"
         ),
     ]

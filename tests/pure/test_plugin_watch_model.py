@@ -48,6 +48,23 @@ def test_a_stopped_plugin_is_found_within_twenty_seconds(phase_s: int) -> None:
     assert delay_s(node, Finding.NO_ANSWER) <= 20
 
 
+@pytest.mark.parametrize("phase_s", range(0, 48, 3))
+def test_a_plugin_that_stops_again_and_again_is_found_within_twenty_seconds(phase_s: int) -> None:
+    node = healthy()
+    for _ in range(4):
+        for answer, finding in (
+            (Answer.SILENT, Finding.NO_ANSWER),
+            (Answer.ANSWERED, Finding.NONE),
+        ):
+            node.answers[GPU_SOCKET] = answer
+            began = node.now
+            while node.findings() != {GPU: finding}:
+                node.run(0.5)
+            assert node.now - began <= 20.5
+        node.run(phase_s)
+    assert_few(node)
+
+
 def test_devices_that_their_plugin_never_checks_look_healthy() -> None:
     node = healthy()
     at_first = node.model.watched
@@ -183,7 +200,7 @@ def test_a_plugin_that_never_came_back_without_any_socket_is_found() -> None:
     node.scan()
     assert delay_s(node, Finding.NOT_SERVED) <= 5
     assert node.model.watched[0].text == (
-        "no socket in the kubelet's directory can belong to it; the kubelet lists 0 of 8 devices"
+        "no socket in the kubelet's directory matches it; the kubelet lists 0 of 8 devices"
     )
 
 

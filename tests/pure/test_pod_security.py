@@ -74,12 +74,13 @@ def test_every_exception_is_explained_and_no_other_is_said(tmp_path: Path) -> No
     parts = ("fuse-broker", "fuse-nri", "fuse-dra", "keys")
     with_fuse = manifests.with_component("minimal", *parts, where=tmp_path)
     seeing = manifests.with_component("watch", "watch-processes", "watch-drivers", where=tmp_path)
-    for installed in (with_fuse, seeing):
+    shown = manifests.with_component("minimal", "console", where=tmp_path)
+    for installed in (with_fuse, seeing, shown):
         needed |= _refused(
             {
                 o["metadata"]["name"]: o["spec"]["template"]["spec"]
                 for o in installed
-                if o["kind"] in {"DaemonSet", "Job"}
+                if "template" in o.get("spec", {})
             }
         )
     assert needed == explained().keys()

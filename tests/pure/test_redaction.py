@@ -138,7 +138,7 @@ def test_a_long_run_of_characters_is_looked_at_once(run: str) -> None:
         "bus_disconnected url=nats://muster-nats:4222 error=connection refused",
         "GET http://10.0.0.1:8080/state",
         "2026-01-02T03:04:05Z node-a nvidia.com/gpu 8 devices",
-        f"see {muster.RUNBOOKS_URL}plugin_down.md",
+        f"see {muster.RUNBOOKS_URL}plugin_down.html",
         "Secret muster-nats-admin",
         "passed: a pod got smarter-devices/fuse",
         "nats://[::1]:4222",

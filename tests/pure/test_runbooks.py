@@ -39,7 +39,7 @@ OF_WATCHED = (
 """The kinds of alerts about plugins that muster does not run."""
 WATCHED = "watched_plugin"
 RULES = re.findall(
-    rf"^ +runbook_url: {re.escape(muster.RUNBOOKS_URL)}(\w+)\.md$",
+    rf"^ +runbook_url: {re.escape(muster.RUNBOOKS_URL)}(\w+)\.html$",
     (ROOT / "k8s/components/monitoring/rules.yaml").read_text("utf-8"),
     re.MULTILINE,
 )
@@ -56,7 +56,7 @@ def link(kind: AlertKind, watched: str = "") -> str:
         event = own.alert(kind, "s", "s", fires=True, at=AT)
         assert isinstance(event.data, vocabulary.AlertChanged)
         return event.data.runbook
-    alert = alerts.Alert(kind=kind, summary="s", evidence=(), starts_at=AT, told_at=AT)
+    alert = alerts.Alert(kind=kind, summary="s", evidence=(), starts_at=AT, changed_at=AT)
     url = health.Settings().runbook_url
     return alerts.changed(
         alert, node="a", plugin="p", runbook_url=url, leader=1, watched=watched
@@ -66,13 +66,14 @@ def link(kind: AlertKind, watched: str = "") -> str:
 @pytest.mark.parametrize("kind", AlertKind)
 def test_every_alert_links_to_its_page(kind: AlertKind) -> None:
     page = link(kind).removeprefix(muster.RUNBOOKS_URL)
-    assert (PAGES / page).read_text("utf-8").startswith(f"# {kind}\n")
+    assert (PAGES / page).suffix == ".html"  # as `make docs` makes it
+    assert (PAGES / page).with_suffix(".md").read_text("utf-8").startswith(f"# {kind}\n")
 
 
 @pytest.mark.parametrize("kind", OF_WATCHED)
 def test_every_alert_about_a_watched_plugin_links_to_its_section(kind: AlertKind) -> None:
     page, _, section = link(kind, "nvidia.com/gpu").partition("#")
-    text = (PAGES / page.removeprefix(muster.RUNBOOKS_URL)).read_text("utf-8")
+    text = (PAGES / page.removeprefix(muster.RUNBOOKS_URL)).with_suffix(".md").read_text("utf-8")
     assert f"\n## {section}\n" in text
 
 
@@ -109,8 +110,8 @@ def test_every_page_begins_with_impact_urgency_and_commands(kind: str) -> None:
 @pytest.mark.parametrize("kind", NAMES)
 def test_every_page_says_how_muster_knows_what_to_do_and_what_resolves_it(kind: str) -> None:
     parts = re.findall(r"^\*\*(.+?)\*\*", runbook_commands.text(kind), re.MULTILINE)
-    assert [part for part in parts if part in {"How muster knows.", "What to do."}] == [
-        "How muster knows.",
+    assert [part for part in parts if part in {"How muster detects it.", "What to do."}] == [
+        "How muster detects it.",
         "What to do.",
     ]
     assert parts[-1] == "It is resolved"

@@ -223,7 +223,7 @@ def test_a_shape_whose_keys_would_go_unchecked_is_a_bug_of_ours() -> None:
     class Shape(msgspec.Struct, frozen=True, kw_only=True):
         by_name: dict[str, Device] = {}
 
-    with pytest.raises(AssertionError, match="a section stands alone or in a tuple"):
+    with pytest.raises(AssertionError, match="a section must be single or in a tuple"):
         ours.load(Shape, prefix="M", file=None, environment={"M__BY_NAME": "{}"})
 
 

@@ -1,9 +1,7 @@
 """Nothing that a plugin writes controls a terminal: all that is printed is escaped."""
 
 import ast
-import asyncio
 import datetime as dt
-import io
 import json
 import os
 import pty
@@ -14,13 +12,12 @@ from pathlib import Path
 from typing import Final
 
 import pytest
-import rich.console
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
 from muster import codec, escaping, vocabulary
-from muster.cli import output, up
+from muster.cli import output
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 T0: Final = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
@@ -223,7 +220,7 @@ def test_a_log_line_is_printable_json() -> None:
     assert all(line.isprintable() for line in lines)
 
 
-def test_an_event_is_one_printable_line_and_so_is_each_line_of_the_live_view() -> None:
+def test_an_event_is_one_printable_line() -> None:
     alert = vocabulary.AlertChanged(
         node="node-a",
         at=T0,
@@ -239,10 +236,3 @@ def test_an_event_is_one_printable_line_and_so_is_each_line_of_the_live_view() -
         id="1", source="/s", type="t", time=T0, instance="i", sequence=1, boot="", data=alert
     )
     assert str(event).isprintable()
-    fleet = up.Fleet()
-    asyncio.run(fleet.receive(event))
-    drawn = io.StringIO()
-    view = up.view(fleet, is_connected=True, height=40)
-    rich.console.Console(file=drawn, width=400).print(view)
-    assert "[red]" in drawn.getvalue()
-    assert all(line.isprintable() for line in drawn.getvalue().split("\n"))

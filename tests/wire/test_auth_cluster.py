@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 import orjson
 import pytest
 
@@ -21,7 +22,7 @@ from muster.cli import cluster_keys
 from muster.kubernetes import api as kubernetes_api
 from muster.local import kubernetes, nats
 from muster.nats import bus
-from muster.nats.auth import cluster_secrets
+from muster.nats.auth import accounts, cluster_secrets, nkeys
 from muster.nats.auth.cluster_secrets import Kind, Part
 from tests.worlds import nats_with_gate
 
@@ -215,6 +216,39 @@ def test_an_upgrade_signs_other_rights_with_the_same_keys(tmp_path: Path) -> Non
     play(tmp_path, story)
 
 
+class Issued(msgspec.Struct):
+    """Who signed a token."""
+
+    iss: str
+
+
+def test_an_upgrade_adds_the_key_of_a_new_role_and_keeps_the_others(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        await world.run()
+        console = WANTED.credentials(accounts.Role.CONSOLE)
+        await world.remove(console)
+        await world.change(WANTED.seeds, {"data": {"console.seed": None}})
+        for part in WANTED.signed:
+            note = {"metadata": {"annotations": {cluster_secrets.VERSION: "before"}}}
+            await world.change(part, note)
+        before = contents(await world.made())
+        assert await world.run() == [
+            f"keys of new roles added: {WANTED.seeds}",
+            f"signed again: {WANTED.accounts_conf}",
+            f"signed again: {WANTED.gate}",
+            f"created: {console}",
+        ]
+        after = contents(await world.made())
+        new = after[str(WANTED.seeds)].pop("console.seed")
+        assert after[str(WANTED.seeds)] == before[str(WANTED.seeds)]
+        (key,) = accounts.read_seeds("console", base64.b64decode(new).decode())
+        creds = nkeys.read_creds(base64.b64decode(after[str(console)]["nats.creds"]).decode())
+        assert nkeys.decode_jwt(creds.jwt, Issued, nkeys.Kind.ACCOUNT) == Issued(key.public)
+        assert await world.run() == []
+
+    play(tmp_path, story)
+
+
 def test_what_cannot_be_used_is_named_and_stays(tmp_path: Path) -> None:
     async def story(world: World) -> None:
         await world.run(production=False)
@@ -250,7 +284,7 @@ def test_an_authority_that_cannot_sign_is_named_and_stays(tmp_path: Path) -> Non
             "-c", JOB, "--namespace", "muster", "--production"
         )
         assert (code, lines) == (2, [])
-        start = "muster-keys: Secret muster-nats-authority: no authority made by muster: "
+        start = "muster-keys: Secret muster-nats-authority: not an authority that muster created: "
         assert errors.startswith(start)
         assert len(errors.splitlines()) == 1
         assert await world.made() == before

@@ -129,7 +129,8 @@ def test_the_printed_commands_create_what_production_mounts(tmp_path: Path, ran:
         ("ConfigMap", "muster", "muster-accounts"): {"accounts.conf"},
         ("Secret", "muster", "muster-gate"): {"gate.json", "gate.creds"},
         **{
-            ("Secret", "muster", f"muster-{who}-creds"): {"nats.creds"} for who in manifests.CENTRAL
+            ("Secret", "muster", f"muster-{who}-creds"): {"nats.creds"}
+            for who in (*manifests.CENTRAL, "console")
         },
         ("Secret", "muster", "muster-nats-tls"): {"tls.crt", "tls.key", "ca.crt"},
         ("ConfigMap", "muster", "muster-nats-ca"): {"ca.crt"},
@@ -144,6 +145,8 @@ def test_the_printed_commands_create_what_production_mounts(tmp_path: Path, ran:
         for name in [source[key].get("name") or source[key]["secretName"]]
     }
     rendered = {(o["kind"], o["metadata"]["name"]) for o in manifests.objects("production")}
+    # the console is a component
+    mounted.add(("Secret", "muster-console-creds"))
     assert mounted - rendered == {(kind, name) for kind, _, name in objects}
 
 
@@ -169,6 +172,26 @@ def test_a_key_is_rotated_in_two_steps(tmp_path: Path, ran: Run) -> None:
     assert new in (keys / "gate.json").read_text()
     assert ran("rotate", "node", "--drop", "--keys", keys)[0] == 0
     assert (keys / "node.seed").read_text().split() == [new]
+
+
+def test_an_older_directory_gets_the_key_of_a_new_role_and_no_other(
+    tmp_path: Path, ran: Run
+) -> None:
+    keys = tmp_path / "keys"
+    ran("init", keys)
+    for name in ("console.seed", "console.creds"):
+        (keys / name).unlink()
+    older = {file.name: file.read_text() for file in keys.glob("*.seed")}
+    code, output, _ = ran("accounts", "--keys", keys)
+    assert (code, f"muster-console-creds --from-file=nats.creds={keys}" in output) == (0, True)
+    new = {file.name: file.read_text() for file in keys.glob("*.seed")}
+    assert new == older | {"console.seed": new["console.seed"]}
+    assert stat.S_IMODE((keys / "console.seed").stat().st_mode) == 0o600
+    assert ran("rotate", "console", "--keys", keys)[0] == 0
+    assert len((keys / "console.seed").read_text().split()) == 2
+    (keys / "reader.seed").unlink()
+    code, _, errors = ran("accounts", "--keys", keys)
+    assert (code, "reader.seed: does not exist" in errors) == (2, True)
 
 
 def test_a_certificate_is_renewed_by_the_same_authority_and_never_by_mistake(

@@ -18,7 +18,7 @@ from structlog.testing import capture_logs
 
 from muster import codec, vocabulary
 from muster.local import nats as local
-from muster.nats import bus, connection, consumers, storage, streams
+from muster.nats import bus, connection, consumers, jetstream, storage, streams
 from muster.service import runtime
 from tests.worlds import nats_links
 
@@ -296,8 +296,8 @@ def test_a_stream_that_cannot_be_read_is_logged_when_that_begins_and_when_it_end
                     await nats_links.until(lambda: link.link.problem() is None)
                     await link.publish(fact(1))
                 assert number(await events) == 1
-        logged = [line["event"] for line in lines if "stream" in line["event"]]
-        assert logged == ["stream_unreadable", "stream_readable"]
+        logged = [(x["event"], x["log_level"]) for x in lines if "stream" in x["event"]]
+        assert logged == [("stream_unreadable", "warning"), ("stream_readable", "info")]
         refusals = {"stream": "MUSTER_EVENTS"}
         total = prometheus_client.REGISTRY.get_sample_value(
             "muster_bus_stream_refusals_total", refusals
@@ -622,6 +622,16 @@ def test_values_are_remembered_replaced_and_forgotten(tmp_path: Path) -> None:
 
 
 # heartbeats, requests and replies
+
+
+def test_a_value_that_the_server_refuses_is_an_error_with_its_reason(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with local.NatsServer(tmp_path) as server, owner(server) as link:
+            large = b"x" * (streams.SILENCES.value_bytes_max + 1)
+            with pytest.raises(jetstream.Refused, match="message size exceeds maximum allowed"):
+                await storage.put(link.link, streams.SILENCES, "s1", large)
+
+    asyncio.run(asyncio.wait_for(story(), 100))
 
 
 def test_heartbeats_are_skipped_while_the_server_is_away_and_none_comes_late(

@@ -139,7 +139,8 @@ def test_a_node_that_fell_silent_is_shown_with_its_evidence_and_changes(tmp_path
             assert "plugins   1 on 1 node: 1 PLUGIN_DOWN" in lines
             assert "alerts    2 firing" in lines
             (row,) = [line for line in lines if line.startswith("node.b ")]
-            assert row.endswith(f"{GPU} 1; 1 faulty  device_unhealthy, plugin_down")
+            counted = f"{GPU} 1 listed, unconfirmed; 1 faulty"
+            assert row.endswith(f"{counted}  device_unhealthy, plugin_down")
 
             code, out, errors = await asyncio.to_thread(muster, tmp_path, "why", "node.b")
             assert (code, errors) == (0, "")
@@ -151,7 +152,7 @@ def test_a_node_that_fell_silent_is_shown_with_its_evidence_and_changes(tmp_path
             assert re.search(nobody, out)
             wrong = f"  faulty     {GPU} g0: device_unhealthy: XID\N{REPLACEMENT CHARACTER}[31m 79"
             assert wrong in out
-            assert f"{RUNBOOKS_URL}plugin_down.md\n" in out
+            assert f"{RUNBOOKS_URL}plugin_down.html\n" in out
             assert f"  team/training: got {GPU} g0 at " in out
             changes = [line[23:] for line in out.partition("last changes")[2].splitlines()[1:]]
             fell = f"verdict {PLUGIN}: HEALTHY -> PLUGIN_DOWN (silent_and_nobody_listens) heartbeat"
@@ -177,7 +178,7 @@ def test_a_node_that_fell_silent_is_shown_with_its_evidence_and_changes(tmp_path
             code, out, errors = await asyncio.to_thread(muster, tmp_path, "why", "node.a")
             assert (code, out) == (2, "")
             expected = "muster why: no plugin and no event from node node.a; did you mean node.b?"
-            assert errors == f"{expected}; asked health at {health}\n"
+            assert errors == f"{expected}; according to health at {health}\n"
 
     asyncio.run(story())
 

@@ -208,11 +208,13 @@ def test_without_nats_a_command_says_where_it_looked(
 def test_whoever_names_no_nats_and_has_none_here_learns_how_to_name_a_cluster() -> None:
     here = ConnectionError(f"NATS at {client.DEFAULT_URL} has not answered for 3 s")
     named = ConnectionError(f"NATS at {NOWHERE} has not answered for 3 s")
+    longer = f"NATS at {client.DEFAULT_URL}7 has not answered for 3 s"
     assert events.unreached(here, ["Connection refused"]) == (
         "NATS at nats://127.0.0.1:4222 has not answered for 3 s: Connection refused; "
         "name a cluster with --context CONTEXT"
     )
     assert events.unreached(named, []) == "NATS at nats://127.0.0.1:1 has not answered for 3 s"
+    assert events.unreached(ConnectionError(longer), []) == longer
 
 
 def test_a_command_that_waits_for_nats_says_so() -> None:

@@ -16,6 +16,7 @@ from tests.worlds import fuse_broker, fuse_pods
 
 pytestmark = fuse_pods.needs_pods()
 HOME = fuse_broker.HOME
+RELEASE = tuple(map(int, os.uname().release.split(".")[:2]))
 
 
 def answers(pod: fuse_pods.Container, script: str, **more: object) -> list[str]:
@@ -74,7 +75,7 @@ def test_packets_that_are_cut_or_carry_other_descriptors_are_refused() -> None:
             CUT,
             CUT,
             "EMSGSIZE",
-            "EINVAL: option 'suid' is refused: programs on a FUSE file system never gain rights",
+            "EINVAL: option 'suid' is refused: programs on a FUSE file system gain no privileges",
         ]
         assert fuse_broker.fuse_mounts(pod.process.pid) == []
         assert reasons(running) == {Reason.MALFORMED, Reason.OPTION}
@@ -198,7 +199,7 @@ def orphan(pod: fuse_pods.Container) -> Iterator[tuple[int, subprocess.Popen[str
     process.communicate()
 
 
-ENDED = "ESRCH: the process that connected has ended; it must wait for the reply\n"
+ENDED = "ESRCH: the process that connected has ended; it has to wait for the reply\n"
 
 
 def test_a_process_that_has_ended_gets_nothing() -> None:
@@ -206,6 +207,18 @@ def test_a_process_that_has_ended_gets_nothing() -> None:
         assert process.communicate("go\n")[0] == ENDED
         assert fuse_broker.fuse_mounts(pod.process.pid) == []
         assert reasons(running) == {Reason.EXITED}
+
+
+def test_beyond_the_rate_of_its_pod_nobody_looks_at_a_process() -> None:
+    with (
+        fuse_broker.running(requests_burst=1, requests_per_minute=0.1) as running,
+        running.pod() as pod,
+        orphan(pod) as (_, late),
+    ):
+        assert answers(pod, "print(asked(_packet(3)))") == ["done"]
+        answer, _ = late.communicate("go\n")
+        assert answer.startswith("EAGAIN: this pod may make 0.1 requests a minute")
+        assert reasons(running) == {Reason.TOO_FAST}
 
 
 def test_a_process_that_has_the_number_of_one_that_has_ended_lends_it_nothing() -> None:
@@ -432,3 +445,25 @@ def test_a_file_that_takes_forever_to_close_holds_up_nobody() -> None:
             fuse_broker.mounted(daemon)
         hanging.kill()
         process.communicate()
+
+
+CONNECTED = """
+import fcntl
+served = mount(broker(), "/mnt/home")
+os.mkdir("/mnt/tmp/a")
+over = broker()
+socket.send_fds(over, [_packet(1, flags=2)], [point("/mnt/tmp/a")])
+_, [device], _, _ = socket.recv_fds(over, 4096, 1)
+# FUSE_DEV_IOC_CLONE of linux/fuse.h
+fcntl.ioctl(device, 0x8004E500, struct.pack("I", served))
+over.send(_packet(5))
+print(over.recv(4096)[16:].decode())
+"""
+
+
+@pytest.mark.skipif(RELEASE < (6, 6), reason="needs Linux 6.6: FSCONFIG_CMD_CREATE_EXCL")
+def test_a_device_that_its_receiver_has_connected_mounts_no_file_system_again() -> None:
+    with fuse_broker.running() as running, running.pod() as pod:
+        (answer,) = answers(pod, CONNECTED)
+        assert answer.startswith("cannot create the file system: Device or resource busy")
+        assert fuse_broker.fuse_mounts(pod.process.pid) == [HOME]

@@ -8,7 +8,7 @@ import pytest
 
 from muster import vocabulary
 from muster_fuse.broker import observations
-from muster_fuse.watch import mounts
+from muster_fuse.watch import mounts, processes
 from tests.worlds import fuse_broker, fuse_daemon, fuse_pods
 
 pytestmark = fuse_pods.needs_pods()
@@ -199,3 +199,36 @@ def records(running: fuse_broker.Running) -> list[Path]:
 def ignoring_identity(mount: mounts.Mount) -> tuple[object, ...]:
     """Return a mount without what depends on whether somebody has fusectl mounted."""
     return (mount.pod_uid, mount.connection, mount.mount_point, mount.source, mount.user_id)
+
+
+LOOKALIKES = """
+import resource
+
+_, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+os.mkdir("/mnt/tmp/a")
+file = os.open("/mnt/tmp/fuse", os.O_CREAT | os.O_RDWR)
+for _ in range(3000):
+    os.dup(file)
+device = mount(broker(), "/mnt/tmp/a")
+print("ready", flush=True)
+sys.stdin.readline()
+"""
+
+
+def test_thousands_of_files_named_like_the_device_hide_the_mounts_of_their_own_pod_only() -> None:
+    with fuse_broker.running() as running, running.pod() as many, running.pod() as other:
+        process = fuse_broker.program(many, LOOKALIKES)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        with fuse_broker.daemon(other) as daemon:
+            fuse_broker.mounted(daemon)
+            pods = {many.pod_uid, other.pod_uid}
+            holders = list(processes.holders(pods, everywhere=False))
+            if any(
+                holder.connection is None for holder in holders if holder.pod_uid == other.pod_uid
+            ):
+                pytest.skip("needs Linux 6.16: the kernel shows the connection of a descriptor")
+            serving = [holder.pod_uid for holder in holders if holder.connection is not None]
+            assert serving == [other.pod_uid]
+        process.communicate("end\n")

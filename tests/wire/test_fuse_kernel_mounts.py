@@ -275,6 +275,19 @@ def test_a_mount_in_use_is_removed_only_lazily() -> None:
     with_mounter(story)
 
 
+def test_a_mount_point_whose_name_is_not_utf_8_can_be_unmounted() -> None:
+    async def story(mounter: mounter_client.Mounter) -> None:
+        directory = f"{HOME}/\udcff"
+        with fuse_pods.container() as pod:
+            pod.run("/bin/mkdir", directory)
+            with fuse_requests.mounting(pod, directory) as daemon:
+                assert (await daemon.mount(mounter)).errno == 0
+                with fuse_requests.unmounting(pod, directory) as asking:
+                    assert await asking.unmount(mounter) == DONE
+
+    with_mounter(story)
+
+
 def test_a_mount_that_another_covers_is_not_taken_for_it() -> None:
     async def story(mounter: mounter_client.Mounter) -> None:
         with fuse_pods.container() as pod:
@@ -288,8 +301,8 @@ def test_a_mount_that_another_covers_is_not_taken_for_it() -> None:
                     assert (await outer.mount(mounter, flags=("allow_other",))).errno == 0
                     assert await asking.unmount(mounter) == jobs.Outcome(
                         errno.EBUSY,
-                        "cannot unmount: another mount covers it; unmount that first, or unmount"
-                        " lazily",
+                        "cannot unmount: another mount covers it; unmount that mount first, "
+                        "or unmount lazily",
                         "unmount",
                     )
                 assert len(mounts(pod)) == 2

@@ -288,7 +288,7 @@ def test_a_new_broker_serves_the_pods_of_the_old_one_on_a_new_socket(in_node: In
             {"csi.storage.k8s.io/pod.uid": ""},
             grpc.StatusCode.FAILED_PRECONDITION,
             (
-                "the kubelet does not name the pod; is podInfoOnMount set in "
+                "the request does not name the pod; is podInfoOnMount set in "
                 "CSIDriver fuse.muster.dev?"
             ),
         ),

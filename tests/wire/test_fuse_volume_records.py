@@ -47,7 +47,9 @@ def test_files_that_are_no_records_are_named_and_the_others_are_loaded(tmp_path:
         "other.json",
         "torn.json",
     ]
-    assert problems[2] == f"{tmp_path}/other.json: contains the record of pod {_RECORD.pod.uid}"
+    assert problems[2] == (
+        f"{tmp_path}/other.json: contains the record of another pod, {_RECORD.pod.uid}"
+    )
 
 
 @hypothesis.given(text=st.binary(max_size=300))

@@ -33,7 +33,7 @@ def play(tmp_path: Path, story: Story) -> None:
 
 def election(on: bus.Bus, name: str) -> lock.Lock:
     return lock.Lock(
-        lock.Key(on.link, streams.LEADER, "test"),
+        lock.Key(on.link, streams.LEADER, "health"),
         us=lock.Holder(name=name, host=name, space="1", pid=1),
         timing=lock.Timing(ttl_s=2, renew_s=0.5, margin_s=0.5),
         on_change=metrics.count_leadership,

@@ -132,7 +132,9 @@ def test_messages_that_never_arrive_end_a_recall_with_an_error() -> None:
             # more than are asked for at once
             for _ in range(1_200):
                 await context.publish("s", b"x")
-            config = api.ConsumerConfig(ack_policy=api.AckPolicy.NONE, mem_storage=True)
+            config = api.ConsumerConfig(
+                ack_policy=api.AckPolicy.NONE, mem_storage=True, inactive_threshold=100
+            )
 
             async def recall() -> None:
                 async for _ in jetstream.pull(client, "S", config, until_empty=True):

@@ -199,19 +199,19 @@ UNLABELLED = f"no label {KEY}: expected"
                     "GPU006",
                     "warn",
                     "a",
-                    "an unknown model, perhaps t400: review it, and add it to an alias file",
+                    "an unknown model, maybe t400: review it, and add it to an alias file",
                 )
             ],
             0,
         ),
         (
             [node(labels={GFD: "NVIDIA-A100-SXM4-40GB-MIG-1g.5gb"})],
-            [("GPU007", "info", "a", "MIG partitions are not whole cards: not labelled")],
+            [("GPU007", "info", "a", "MIG partitions are not whole GPUs: not labelled")],
             0,
         ),
         (
             [node(labels={GFD: "GRID-A100X-40C"})],
-            [("GPU007", "info", "a", "virtual GPUs are not whole cards: not labelled")],
+            [("GPU007", "info", "a", "virtual GPUs are not whole GPUs: not labelled")],
             0,
         ),
         (
@@ -395,7 +395,7 @@ def test_a_fuse_resource_at_0_is_reported_with_what_shows_why(here: Cluster) -> 
             "FUSE008",
             "error",
             "a",
-            f"{FUSE} is at 0 (other nodes offer it): its plugin is gone or has not registered",
+            f"{FUSE}: 0 devices (other nodes offer it); its plugin is gone or has not registered",
         )
     ]
     assert code == 1
@@ -428,7 +428,7 @@ def test_a_fuse_resource_that_a_removed_plugin_left_behind_is_no_problem(here: C
     here.put(left | {"metadata": {"name": "b"}})
     put_pod(here, pod(on="", phase="Pending", asks=["squat.ai/fuse"], container={}))
     code, report = here.check("fuse")
-    text = "squat.ai/fuse is at 0: its plugin is gone or has not registered"
+    text = "squat.ai/fuse: 0 devices; its plugin is gone or has not registered"
     assert (code, findings_of(report)) == (1, [("FUSE008", "error", "b", text)])
 
 
@@ -482,11 +482,31 @@ def test_pods_that_no_autoscaler_helps_are_reported(here: Cluster) -> None:
             "AS001",
             "error",
             "default/p",
-            f"pending on {FUSE}: no node offers it, and autoscalers may not know it",
+            f"pending on {FUSE}: no node offers it, and autoscalers may not support it",
         ),
         ("AS005", "error", "default/p", f"the autoscaler adds no node for it: {text}"),
     ]
     assert code == 1
+
+
+def test_karpenters_refusal_is_reported_with_what_the_pod_requests(here: Cluster) -> None:
+    # Karpenter's own words, 1.14.1; the scheduler has the same reason for its events
+    text = (
+        "Failed to schedule pod, no instance type has enough resources, "
+        "requirements=karpenter.sh/nodepool In [apps], "
+        f'resources={{"cpu":"1500m","{FUSE}":"1","memory":"1Gi","pods":"1"}}'
+    )
+    from_karpenter = {**event("FailedScheduling", text), "reportingComponent": "karpenter"}
+    from_scheduler = {
+        **event("FailedScheduling", f"0/1 nodes are available: 1 Insufficient {FUSE}.", "q"),
+        "reportingComponent": "default-scheduler",
+    }
+    here.put(node(gpus=None), from_karpenter, from_scheduler)
+    said_ = (
+        "the autoscaler adds no node for it: no instance type has enough resources, "
+        f'resources={{"cpu":"1500m","{FUSE}":"1","memory":"1Gi","pods":"1"}}'
+    )
+    assert findings_of(here.check("autoscaler")[1]) == [("AS005", "error", "default/p", said_)]
 
 
 @pytest.mark.parametrize(
@@ -520,7 +540,7 @@ def test_a_template_that_must_offer_fuse_is_reported_with_the_platforms_setting(
         autoscaler("--nodes=0:9:workers"),
     )
     report = here.check("autoscaler")[1]
-    said_ = f"its template must offer {FUSE}, or no node is added: {setting}"
+    said_ = f"its template must offer {FUSE}; otherwise no node is added: {setting}"
     assert findings_of(report) == [("AS002", "suggest", object_, said_)]
 
 
@@ -573,7 +593,7 @@ def test_node_local_devices_for_fuse_are_reported(here: Cluster) -> None:
             "AS004",
             "warn",
             "fuse.example.com",
-            "node-local DRA devices for fuse: scale-down considers only their utilization",
+            "fuse devices by DRA belong to one node, so scale-down considers only their use",
         )
     ]
 
@@ -652,7 +672,8 @@ def test_an_unreachable_cluster_and_rejected_credentials_give_3(
     text = file.read_text().replace('"user": {}', '"user": {"token": "eve"}')
     file.write_text(text)
     code, _, errors = here.run("check", kubeconfig=str(file))
-    assert (code, errors) == (3, "muster check: get /version: HTTP 401 Unauthorized\n")
+    name = f"{here.api.url} (context muster)"
+    assert (code, errors) == (3, f"muster check: {name}: get /version: HTTP 401 Unauthorized\n")
     file.write_text(text.replace(here.api.url, f"http://127.0.0.1:{nats.free_port()}"))
     assert here.run("check", "--timeout", "2s", kubeconfig=str(file))[0] == 3
     assert here.run("check", kubeconfig="/nowhere")[0] == 3
@@ -764,7 +785,7 @@ def test_text_has_a_line_for_each_finding_and_then_what_fixes_it(here: Cluster) 
         "  # GPU002",
         f"  {mended} --node a --context muster --kubeconfig {here.kubeconfig}",
     ]
-    assert lines[-1] == f"{here.api.url}: 1 error (1 node, 1 GPU node)"
+    assert lines[-1] == f"{here.api.url} (context muster): 1 error (1 node, 1 GPU node)"
 
 
 def test_every_printed_command_runs_and_the_cluster_is_fine_in_the_end(

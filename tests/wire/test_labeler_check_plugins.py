@@ -75,7 +75,9 @@ def test_text_has_a_line_for_it_and_how_many_plugins_were_seen(here: Cluster) ->
     code, out, _ = here.run("check", "plugins")
     lines = out.splitlines()
     assert (code, lines[0]) == (1, f"ERROR    PLUG001  a: {LOST}")
-    assert lines[-1] == f"{here.api.url}: 1 error (1 node, 1 GPU node, 1 pod of a known plugin)"
+    assert lines[-1] == (
+        f"{here.api.url} (context muster): 1 error (1 node, 1 GPU node, 1 pod of a known plugin)"
+    )
 
 
 def test_drivers_are_judged_by_slices_claims_and_classes(here: Cluster) -> None:

@@ -146,7 +146,8 @@ def test_in_no_second_the_api_gets_more_writes_than_the_rate(here: Cluster) -> N
 def test_all_gpu_nodes_or_none(here: Cluster) -> None:
     here.put(node("a", labels=DO), node("b", labels=DO), node("c"))
     code, _, errors = here.run("label-gpus", "--apply", "--yes", "--node", "a")
-    text = f"2 of 3 GPU nodes would remain without {KEY} and be hidden: b, c; pass --partial\n"
+    why = f"2 of 3 GPU nodes would remain without {KEY}, so SkyPilot would not see them: b, c"
+    text = f"{why}; pass --partial\n"
     assert (code, errors) == (1, f"muster label-gpus: nothing was written: {text}")
     assert here.run("label-gpus", "--apply", "--yes")[0] == 1
     assert here.labels("a") == DO

@@ -395,7 +395,7 @@ def test_a_restored_permission_is_noticed_and_a_contested_label_is_left_alone(
         (http,) = [labeler.addresses["http"] for labeler in made.labelers]
         async with aiohttp.ClientSession() as session, session.get(f"{http}/state") as answer:
             reason = (await answer.json())["nodes"]["node-a"]["reason"]
-        assert reason == "written 10 times within a minute: another writer keeps changing it"
+        assert reason == "written 10 times within a minute: another writer undoes this"
         assert made.log().count("label_overwritten_repeatedly") == 1
 
     play(story, tmp_path)
@@ -513,7 +513,7 @@ def test_of_a_node_whose_gpus_keep_changing_only_some_decisions_are_published(
             state = (await nodes()).get("node-a", {})
             if state.get("is_waiting"):
                 break
-        assert state["reason"] == "its plugins' reports keep changing"
+        assert state["reason"] == "its plugins' reports change repeatedly"
         decided = made.log().count("label_decided")
         # a token comes back every 6 s; inventories that arrive together lead to one decision
         assert 1 <= decided <= 20

@@ -17,7 +17,7 @@ from tests.worlds.real_cluster import until
 PART = {"app.kubernetes.io/part-of": "muster"}
 NODES = (
     "remains: nodes may still list muster's resources with 0 devices; see "
-    f"https://muster.dev/v{muster.__version__}/docs/upgrade.md"
+    f"https://muster.dev/v{muster.__version__}/docs/upgrade.html"
 )
 
 
@@ -27,19 +27,23 @@ def here(tmp_path: pathlib.Path) -> Iterator[Cluster]:
         yield cluster
 
 
+def _name(here: Cluster) -> str:
+    return f"{here.api.url} (context muster)"
+
+
 def _namespace(**labels: str) -> dict[str, Any]:
     return {"kind": "Namespace", "metadata": {"name": "muster", "labels": labels}}
 
 
 def test_without_muster_it_says_so(here: Cluster) -> None:
     here.put(node("a", labels={KEY: "mine"}))
-    assert here.run("uninstall", "--yes") == (0, "muster is not installed\n", "")
+    assert here.run("uninstall", "--yes") == (0, f"muster is not installed in {_name(here)}\n", "")
 
 
 def test_it_removes_the_namespace_and_what_is_ours_on_nodes(here: Cluster) -> None:
     here.put(_namespace(**PART), node("a", labels={GFD: "Tesla-T4"}), node("b"))
     here.apply("a", {KEY: "t4"})
-    shown = "namespace muster, with everything in it\n"
+    shown = f"{_name(here)}:\nnamespace muster, with everything in it\n"
     shown += "labels, annotations and conditions of muster on 1 node\n"
     assert here.run("uninstall", "--dry-run") == (0, shown, "")
     assert here.labels("a") == {GFD: "Tesla-T4", KEY: "t4"}
@@ -54,7 +58,7 @@ def test_it_removes_the_namespace_and_what_is_ours_on_nodes(here: Cluster) -> No
     assert "muster" not in [
         entry["metadata"]["name"] for entry in here.send("GET", "/api/v1/namespaces")["items"]
     ]
-    assert here.run("uninstall", "--yes") == (0, "muster is not installed\n", "")
+    assert here.run("uninstall", "--yes") == (0, f"muster is not installed in {_name(here)}\n", "")
 
 
 def _workload(kind: str, name: str) -> dict[str, Any]:
@@ -127,7 +131,8 @@ def test_without_a_terminal_and_without_yes_nothing_is_removed(
         2,
         f"muster uninstall: {question} stdin is not a terminal; use --yes\n",
     )
-    assert here.run("uninstall", "--dry-run")[1] == "namespace muster, with everything in it\n"
+    shown = f"{_name(here)}:\nnamespace muster, with everything in it\n"
+    assert here.run("uninstall", "--dry-run")[1] == shown
 
 
 def test_what_is_left_of_labels_that_were_withdrawn_is_removed(here: Cluster) -> None:
@@ -142,7 +147,7 @@ def test_what_is_left_of_labels_that_were_withdrawn_is_removed(here: Cluster) ->
     here.send("PATCH", path, body, "application/apply-patch+yaml")
     assert here.run("uninstall", "--yes")[0] == 0
     assert here.node("a")["metadata"].get("annotations", {}) == {}
-    assert here.run("uninstall", "--yes") == (0, "muster is not installed\n", "")
+    assert here.run("uninstall", "--yes") == (0, f"muster is not installed in {_name(here)}\n", "")
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,7 @@ class ClaimLog:
                 log.made.append((revision, claimed.value == value))
                 return claimed
 
-        return Logged(on.link, streams.LEADER, "test")
+        return Logged(on.link, streams.LEADER, "health")
 
 
 Story = Callable[[local.NatsServer, bus.Bus, ActLog], Awaitable[None]]
@@ -110,7 +110,7 @@ async def process(
 
 
 def key(on: bus.Bus) -> lock.Key:
-    return lock.Key(on.link, streams.LEADER, "test")
+    return lock.Key(on.link, streams.LEADER, "health")
 
 
 def candidate_named(on: lock.Key, name: str, terms: lock.Timing = TERMS) -> lock.Lock:
@@ -257,7 +257,7 @@ def test_a_renewal_that_succeeded_without_an_answer_loses_nothing(tmp_path: Path
                 answers.put_nowait(claimed)
                 return claimed
 
-        deaf = Deaf(on.link, streams.LEADER, "test")
+        deaf = Deaf(on.link, streams.LEADER, "health")
         async with candidate_named(deaf, "a") as a:
             assert (await answers.get()).written
             first = a.term()
@@ -302,7 +302,7 @@ def test_a_lock_that_does_not_answer_is_a_problem_until_it_does(tmp_path: Path) 
         guest = bus.Bus(server.url, producer="tests", name="guest")
         async with (
             guest,
-            candidate_named(lock.Key(guest.link, streams.TENURE, "test"), "a", brief) as a,
+            candidate_named(lock.Key(guest.link, streams.TENURE, "notifier"), "a", brief) as a,
         ):
             while (problem := a.problem()) is None:
                 # its owner creates it again when it next checks
@@ -328,7 +328,7 @@ def test_a_failure_of_the_task_that_renews_is_raised(tmp_path: Path) -> None:
             raise OverflowError(value, ttl_s, revision, timeout_s)
 
     async def story(_: local.NatsServer, on: bus.Bus, __: ActLog) -> None:
-        async with candidate_named(Broken(on.link, streams.LEADER, "test"), "a") as a:
+        async with candidate_named(Broken(on.link, streams.LEADER, "health"), "a") as a:
             with pytest.raises(OverflowError):
                 await a.failed()
 
@@ -375,7 +375,7 @@ def test_an_end_during_a_renewal_releases_the_lock_at_once(tmp_path: Path) -> No
     renewed = asyncio.Event()
 
     async def story(_: local.NatsServer, on: bus.Bus, __: ActLog) -> None:
-        async with candidate_named(Slow(on.link, streams.LEADER, "test"), "a", WITHOUT_END) as a:
+        async with candidate_named(Slow(on.link, streams.LEADER, "health"), "a", WITHOUT_END) as a:
             revision = await held(a)
             await renewed.wait()
         async with asyncio.timeout(30), candidate_named(key(on), "b", WITHOUT_END) as b:

@@ -214,7 +214,7 @@ def test_every_rule_says_what_it_means_and_its_runbook_is_there() -> None:
         assert rule["annotations"]["summary"].endswith(".")
         assert rule["annotations"]["description"].endswith(".")
         page = rule["annotations"]["runbook_url"].removeprefix(muster.RUNBOOKS_URL)
-        assert (manifests.ROOT / "docs/runbooks" / page).is_file()
+        assert (manifests.ROOT / "docs/runbooks" / page).with_suffix(".md").is_file()
 
 
 def test_prometheus_takes_the_rules_and_they_fire_when_they_should(tmp_path: Path) -> None:
@@ -355,8 +355,10 @@ def test_every_link_of_the_dashboard_leads_to_a_runbook() -> None:
     kinds = [kind.value for kind in vocabulary.AlertKind]
     names = {name.replace("${__value.text}", kind) for name in urls for kind in kinds}
     folder = manifests.ROOT / "docs/runbooks"
-    assert {name for name in names if name and not (folder / name).is_file()} == set()
-    assert "${__value.text}.md" in urls
+    assert {
+        name for name in names if name and not (folder / name).with_suffix(".md").is_file()
+    } == set()
+    assert "${__value.text}.html" in urls
 
 
 def test_no_panel_of_the_dashboard_covers_another() -> None:
@@ -391,7 +393,8 @@ def test_prometheus_may_reach_what_it_is_told_to_scrape(tmp_path: Path) -> None:
     (endpoint,) = monitor["podMetricsEndpoints"]
     policy = manifests.only("production", "NetworkPolicy", "muster-metrics")["spec"]
     (rule,) = policy["ingress"]
-    deployed = manifests.with_component("production", "fuse-nri", "fuse-dra", where=tmp_path)
+    parts = ("fuse-nri", "fuse-dra", "console")
+    deployed = manifests.with_component("production", *parts, where=tmp_path)
     workloads = [o for o in deployed if "template" in o.get("spec", {})]
     scraped = {}
     for workload in workloads:

@@ -302,6 +302,29 @@ def test_an_answer_redirected_to_the_lock_does_not_hold_it(tmp_path: Path) -> No
     shipped_nats.run(tmp_path, story)
 
 
+def test_answers_redirected_to_the_bucket_of_a_lock_do_not_fill_it(tmp_path: Path) -> None:
+    async def story(server: local.NatsServer) -> None:
+        async with (
+            shipped_nats.client(server, "reader") as reader,
+            shipped_nats.client(server, "admin") as admin,
+        ):
+            for bucket in (streams.LEADER, streams.TENURE):
+                for key in ("x", "health.x", "notifier.x"):
+                    target = f"$KV.{bucket.name}.{key}"
+                    await reader.raw.publish("$JS.API.STREAM.INFO.MUSTER_EVENTS", b"", reply=target)
+                own = f"$KV.{bucket.name}.{bucket.lock_key}"
+                await reader.raw.publish("$JS.API.STREAM.INFO.MUSTER_EVENTS", b"", reply=own)
+                # the answers arrive in order
+                jetstream = admin.raw.jetstream()
+                stream = f"KV_{bucket.name}"
+                while (await jetstream.stream_info(stream)).state.messages == 0:
+                    await asyncio.sleep(0.01)
+                info = await jetstream.stream_info(stream, subjects_filter=">")
+                assert info.state.subjects == {own: 1}
+
+    shipped_nats.run(tmp_path, story)
+
+
 def test_no_user_receives_the_answers_to_another(tmp_path: Path) -> None:
     async def story(server: local.NatsServer) -> None:
         for user in USERS:

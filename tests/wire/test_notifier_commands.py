@@ -93,7 +93,7 @@ def test_silences_are_added_listed_and_expired(tmp_path: pathlib.Path) -> None:
             for arguments_, problem in (
                 (["nod=node-a"], 'nod="node-a": no alert has a label nod; did you mean node?'),
                 (["kind=stukc"], 'kind="stukc": no kind is called stukc; did you mean stuck?'),
-                ([], "name what to silence, such as node=node-a"),
+                ([], "name the alerts to silence, such as node=node-a"),
                 (
                     ["node=a", "--duration", "0s"],
                     "--duration: '0s' is not between 1 s and 366 days",
@@ -129,7 +129,7 @@ def test_a_receiver_is_tested_and_what_it_answered_is_printed(tmp_path: pathlib.
             assert "TEST, nothing is wrong: this is a test message" in out
             host = hook.url.removeprefix("http://").rstrip("/")
             assert out.startswith(f"sent:\nPOST {host}\n{{")
-            assert out.splitlines()[-1] == "answered: taken: HTTP 200"
+            assert out.splitlines()[-1] == "answered: accepted: HTTP 200"
             (received,) = hook.received()
             assert orjson.loads(received.body)["data"]["test"] is True
             hook.behave(webhook.Behaviour(status=401))
@@ -139,6 +139,13 @@ def test_a_receiver_is_tested_and_what_it_answered_is_printed(tmp_path: pathlib.
             code, out, _ = await muster("", *test, "--json")
             (attempt,) = orjson.loads(out)
             assert (code, attempt["kind"], attempt["outcome"]) == (1, "refused", "unauthorized")
+            receiver["webhook"] = {"url": hook.url}
+            file.write_bytes(orjson.dumps({"receivers": [receiver]}))
+            code, out, _ = await muster("", *test)
+            first, *_, last = out.splitlines()
+            assert (code, first) == (1, "not sent:")
+            assert last.startswith("not sent: refused (forbidden_address): ")
+            assert len(hook.received()) == 3
         code, _, errors = await muster("", "notify", "test", "x", "--config", str(file))
         assert (code, errors) == (
             2,

@@ -17,6 +17,7 @@ import orjson
 import pytest
 
 from muster import matching, vocabulary
+from muster.fleet import dead_letters, writing
 from muster.local import nats, processes, webhook
 from muster.nats import bus, consumers, storage, streams
 from muster.nats.auth import permissions
@@ -427,6 +428,88 @@ def test_what_was_refused_is_a_dead_letter_with_an_alert_and_can_be_replayed(
     play(story, tmp_path)
 
 
+def test_a_message_that_is_delivered_later_removes_its_dead_letter(tmp_path: pathlib.Path) -> None:
+    async def story(made: World) -> None:
+        made.hook.behave(webhook.Behaviour(status=401, times=2))
+        await made.start()
+        await made.says("a", AlertState.FIRING)
+        await made.received(3)
+        failed, _, delivered = await made.outcome(3)
+        assert (failed.TYPE, delivered.TYPE) == ("notification.failed", "notification.delivered")
+        assert await dead(made) == []
+        assert len({r.headers["idempotency-key"] for r in made.hook.received()}) == 1
+
+    play(story, tmp_path)
+
+
+def test_a_dead_letter_that_is_sent_again_after_its_end_has_another_key(
+    tmp_path: pathlib.Path,
+) -> None:
+    async def story(made: World) -> None:
+        assert made.bus is not None
+        made.hook.behave(webhook.Behaviour(status=401, times=1_000))
+        await made.start()
+        await made.says("a", AlertState.FIRING)
+        (failed, *_) = await made.outcome()
+        await made.says("a", AlertState.RESOLVED)
+        while b"stuck" in (await made.get("/state"))[1]:  # asks another process
+            await asyncio.sleep(0.02)
+        made.hook.behave(webhook.Behaviour(status=200, times=1_000))
+        (letter,), _ = await writing.read_dead_letters(made.bus.link)
+        await writing.send_again(made.bus.link, letter)
+
+        def is_accepted(kept: Sequence[webhook.Received]) -> bool:
+            return kept[-1].status == 200
+
+        *before, last = await made.hook.wait_for(is_accepted, timeout_s=100)
+        assert failed.TYPE == "notification.failed"
+        assert orjson.loads(last.body)["data"]["reason"] == "all_resolved"
+        keys = {received.headers["idempotency-key"] for received in before}
+        assert [f"{key}-resolved" for key in keys] == [last.headers["idempotency-key"]]
+
+    play(story, tmp_path)
+
+
+def test_a_dead_letter_that_is_sent_again_adds_nothing_to_what_its_group_sends(
+    tmp_path: pathlib.Path,
+) -> None:
+    async def story(made: World) -> None:
+        assert made.bus is not None
+        made.hook.behave(webhook.Behaviour(status=401, times=1))
+        await made.start(group_interval_s=3600, resolve_wait_s=0)
+        await made.says("a", AlertState.FIRING)
+        await made.outcome()
+        (letter,), _ = await writing.read_dead_letters(made.bus.link)
+        await writing.send_again(made.bus.link, letter)
+        await made.outcome(2)
+        again = dead_letters.again(letter)
+        for number in range(2):
+            if number:
+                await made.says("a", AlertState.RESOLVED)
+            key = f"again {number}"
+            await storage.enqueue(
+                made.bus.link, again.subject, letter.body, key=key, headers=again.headers
+            )
+            while len(made.log("replay_left_to_group") + made.log("replay_outdated")) < number + 2:
+                await asyncio.sleep(0.02)  # reads the log of another process
+        assert await made.received(3) == [
+            ("first", "alert a", 401),
+            ("first", "alert a", 200),
+            ("all_resolved", "alert a", 200),
+        ]
+        first, same, end = (r.headers["idempotency-key"] for r in made.hook.received())
+        assert (first == same, same == end) == (True, False)
+        assert await dead(made) == []
+
+    play(story, tmp_path)
+
+
+async def dead(made: World) -> list[str]:
+    """Return the subjects of the dead letters."""
+    assert made.bus is not None
+    return await storage.waiting_subjects(made.bus.link, streams.DEAD_LETTERS, "muster.dlq.>")
+
+
 def test_a_notification_for_a_receiver_that_is_no_longer_configured_is_a_dead_letter(
     tmp_path: pathlib.Path,
 ) -> None:
@@ -449,6 +532,25 @@ def test_a_notification_for_a_receiver_that_is_no_longer_configured_is_a_dead_le
             await storage.waiting_subjects(made.bus.link, streams.OUTBOX, "muster.outbox.hook.>")
             == []
         )
+
+    play(story, tmp_path)
+
+
+def test_messages_for_nobody_do_not_stay_in_the_outbox(tmp_path: pathlib.Path) -> None:
+    async def story(made: World) -> None:
+        assert made.bus is not None
+        for number in range(150):
+            subject = f"muster.outbox.nobody-{number % 3}.{number}"
+            await storage.enqueue(made.bus.link, subject, b"%d" % number, key=str(number))
+        await made.start(receivers=[{"name": "other", "console": {}}])
+        await made.ready()
+        waiting = await storage.waiting_subjects(made.bus.link, streams.OUTBOX, "muster.outbox.>")
+        # the alert about dead letters may be on its way to the receiver
+        assert [subject for subject in waiting if "nobody" in subject] == []
+        buried = await storage.waiting_subjects(
+            made.bus.link, streams.DEAD_LETTERS, "muster.dlq.notification.>"
+        )
+        assert len(buried) == 100
 
     play(story, tmp_path)
 

@@ -72,14 +72,14 @@ def test_the_running_notifier_sends_the_test_message_and_its_answer_is_printed(
             notifier(tmp_path, hook) as (world, link, url),
         ):
             code, out, errors = await command(world, "notify", "test", "ops", *CONTEXT)
-            assert (code, out) == (0, "answered: taken: HTTP 200\n")
+            assert (code, out) == (0, "answered: accepted: HTTP 200\n")
             assert errors == [rights(world, "notify", ADMIN)]
             (sent,) = hook.received()
             assert orjson.loads(sent.body)["data"]["test"] is True
             names = "console, gone, ops, pager, unwell"
             for name, problem in (
                 ("none", f"no receiver is called none; the receivers are: {names}"),
-                ("bad", "the notifier leaves out bad, as its log explains"),
+                ("bad", "the notifier ignores bad; its log explains why"),
             ):
                 code, out, errors = await command(world, "notify", "test", name, *CONTEXT)
                 assert (code, out, errors[-1]) == (1, "", f"muster notify: {problem}")
@@ -104,7 +104,7 @@ async def others(hook: webhook.WebhookReceiver) -> None:
     # each its own receiver: the notifier sends one test message in 5 s to each
     for name, status, answer in (
         ("gone", 404, "answered: refused (not_found): HTTP 404"),
-        ("unwell", 503, "answered: temporary (unwell): HTTP 503"),
+        ("unwell", 503, "answered: temporary (server_error): HTTP 503"),
     ):
         hook.behave(webhook.Behaviour(status=status))
         assert await tested(name, 10) == [answer]
@@ -112,7 +112,7 @@ async def others(hook: webhook.WebhookReceiver) -> None:
         await tested("unwell", 14)
     count = len(hook.received())
     hook.behave(webhook.Behaviour())
-    assert await tested("pager", 0) == ["answered: taken: HTTP 200"] * 2
+    assert await tested("pager", 0) == ["answered: accepted: HTTP 200"] * 2
     actions = [orjson.loads(each.body)["event_action"] for each in hook.received()[count:]]
     assert actions == ["trigger", "resolve"]
 
@@ -122,7 +122,7 @@ def test_the_message_that_resolves_a_test_is_no_repeat_of_the_first() -> None:
 
     async def deliver(notification: notifications.Notification) -> Attempt:
         sent.append(notification)
-        return Attempt([], results.Kind.TAKEN, results.Outcome.TAKEN, "HTTP 200", None)
+        return Attempt([], results.Kind.ACCEPTED, results.Outcome.ACCEPTED, "HTTP 200", None)
 
     asyncio.run(sample_message.send_by(deliver, "pager", "pagerduty", at=T0))
     first, second = sent

@@ -26,7 +26,7 @@ from tests.worlds.muster_in_cluster import World, command, rights
 RECEIVERS: Final = "muster-notifier-receivers"
 CONTEXT: Final = ("--context", "muster")
 SLACK: Final = ("notify", "setup", "slack", "--reach", "loopback")
-TAKEN: Final = "muster notify: test message to {} answered: taken: HTTP 200"
+TAKEN: Final = "muster notify: test message to {} answered: accepted: HTTP 200"
 SETTINGS: Final = """
 receivers: [{name: ops, webhook: {url: "https://hooks.example.com"}}]
 """
@@ -171,7 +171,11 @@ HOST: Final = ("--host", "smtp.example.com")
         (("slack",), "a\nb", "the secret is longer than one line of 16 KiB, or not printable"),
         (("slack",), "xoxb-1", "--channel is required"),
         (("slack", "--channel", "#a"), "https://a", "--channel: an incoming webhook has its own "),
-        (("slack", "--name", "../x"), "https://a", "--name: '../x': expected letters, digits, "),
+        (
+            ("slack", "--name", "../x"),
+            "https://a",
+            "--name: '../x': expected at most 63 letters, digits, ",
+        ),
         (("slack", "--name", "console"), "https://a", "the settings have a receiver of this name"),
         (("teams",), "no url", "receiver teams: "),
         (("pagerduty", "--url", "x"), "R0", "pagerduty: pagerduty.url: "),

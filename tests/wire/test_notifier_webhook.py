@@ -35,7 +35,7 @@ SENT = notifications.Notification(
     at=T0,
 )
 BODY = webhook.encode_body(
-    SENT, message.compose(SENT), format_=receiver_settings.Format.CLOUDEVENTS
+    SENT, message.PLAIN.compose(SENT), format_=receiver_settings.Format.CLOUDEVENTS
 )
 LOOPBACK = receiver_settings.Reach.LOOPBACK
 
@@ -81,7 +81,7 @@ def test_the_request_is_one_post_with_the_key_by_which_a_repeat_can_be_dropped()
         writer.write(b"HTTP/1.1 204 No Content\r\n\r\n")
 
     answer = asyncio.run(send(serve, path="/hook/ä?x=1&y=a b#z"))
-    assert answer == Result(outcome=Outcome.TAKEN, detail="HTTP 204")
+    assert answer == Result(outcome=Outcome.ACCEPTED, detail="HTTP 204")
     head, _, body = bytes(got).partition(b"\r\n\r\n")
     first, *rest = head.decode().split("\r\n")
     assert first == "POST /hook/%C3%A4?x=1&y=a%20b HTTP/1.1"
@@ -101,32 +101,38 @@ def test_the_request_is_one_post_with_the_key_by_which_a_repeat_can_be_dropped()
 @pytest.mark.parametrize(
     ("text", "answer"),
     [
-        (b"HTTP/1.1 200 OK\r\n\r\n", Result(outcome=Outcome.TAKEN, detail="HTTP 200")),
+        (b"HTTP/1.1 200 OK\r\n\r\n", Result(outcome=Outcome.ACCEPTED, detail="HTTP 200")),
         (
             b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.0 202 Accepted\r\n\r\n",
-            Result(outcome=Outcome.TAKEN, detail="HTTP 202"),
+            Result(outcome=Outcome.ACCEPTED, detail="HTTP 202"),
         ),
         (
             b"HTTP/1.1 302 Found\r\nLocation: http://169.254.169.254/\r\n\r\n",
-            Result(outcome=Outcome.MOVED, detail="HTTP 302 to http://169.254.169.254"),
+            Result(outcome=Outcome.REDIRECTED, detail="HTTP 302 to http://169.254.169.254"),
         ),
         (b"HTTP/1.1 400 Bad Request\r\n\r\n", Result(outcome=Outcome.REJECTED, detail="HTTP 400")),
         (
             b"HTTP/1.1 429 Too Many Requests\r\nRetry-After: 3\r\n\r\n",
             Result(outcome=Outcome.RATE_LIMITED, detail="HTTP 429", retry_after_s=3.0),
         ),
-        (b"HTTP/1.1 500\r\n\r\n", Result(outcome=Outcome.UNWELL, detail="HTTP 500")),
+        (b"HTTP/1.1 500\r\n\r\n", Result(outcome=Outcome.SERVER_ERROR, detail="HTTP 500")),
         (
             b"SSH-2.0-OpenSSH_9.2\r\n\r\n",
-            Result(outcome=Outcome.NONSENSE, detail="127.0.0.1:PORT: the answer is not HTTP"),
+            Result(
+                outcome=Outcome.INVALID_RESPONSE, detail="127.0.0.1:PORT: the answer is not HTTP"
+            ),
         ),
         (
             b"HTTP/1.1 2OO OK\r\n\r\n",
-            Result(outcome=Outcome.NONSENSE, detail="127.0.0.1:PORT: the answer is not HTTP"),
+            Result(
+                outcome=Outcome.INVALID_RESPONSE, detail="127.0.0.1:PORT: the answer is not HTTP"
+            ),
         ),
         (
             b"HTTP/1.1 200 OK\r\n" + b"X: " + b"x" * 200_000,
-            Result(outcome=Outcome.NONSENSE, detail="127.0.0.1:PORT: the answer is not HTTP"),
+            Result(
+                outcome=Outcome.INVALID_RESPONSE, detail="127.0.0.1:PORT: the answer is not HTTP"
+            ),
         ),
         (
             b"HTTP/1.1 200 OK\r\n",
@@ -157,7 +163,7 @@ def test_a_body_without_an_end_is_not_read() -> None:
         await writer.drain()
         await reader.read()
 
-    assert asyncio.run(send(serve)).kind is Kind.TAKEN
+    assert asyncio.run(send(serve)).kind is Kind.ACCEPTED
 
 
 def test_nobody_there_is_a_temporary_failure_that_names_host_and_port_only() -> None:
@@ -211,7 +217,7 @@ def test_a_signed_body_is_verified_by_an_independent_library_under_either_secret
             hook = webhook.Webhook(site(f"http://127.0.0.1:{port}"), keys=keys)
             return await hook.send(SENT, {})
 
-    assert asyncio.run(story()).kind is Kind.TAKEN
+    assert asyncio.run(story()).kind is Kind.ACCEPTED
     head, _, body = bytes(got).partition(b"\r\n\r\n")
     headers = dict(line.lower().split(": ", 1) for line in head.decode().split("\r\n")[1:])
     signed = {
@@ -292,4 +298,4 @@ def test_a_name_that_answers_otherwise_between_check_and_connection_gains_nothin
             return first, lookups
 
     first, lookups = asyncio.run(story())
-    assert (first.kind, lookups) == (Kind.TAKEN, 2)
+    assert (first.kind, lookups) == (Kind.ACCEPTED, 2)

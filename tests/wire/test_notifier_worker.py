@@ -43,7 +43,7 @@ def test_a_bug_of_ours_costs_one_notification_and_no_other() -> None:  # noqa: C
         ) -> results.Result:
             if notification.group == "bad":
                 raise UnicodeError("what nobody had thought of")
-            return results.Result(outcome=results.Outcome.TAKEN, detail="")
+            return results.Result(outcome=results.Outcome.ACCEPTED, detail="")
 
         async def put(_: str, body: bytes, __: str, headers: Mapping[str, str]) -> None:
             given_up.append(f"{notifications.decode(body).group}: {headers['Muster-Outcome']}")
@@ -69,6 +69,7 @@ def test_a_bug_of_ours_costs_one_notification_and_no_other() -> None:  # noqa: C
             put=put,
             take=take,
             store=remember,
+            settle=remember,
             publish=publish,
             instance="1",
         )
@@ -87,5 +88,5 @@ def test_a_bug_of_ours_costs_one_notification_and_no_other() -> None:  # noqa: C
             running.cancel()
 
     asyncio.run(story())
-    assert given_up == ["bad: broken"]
+    assert given_up == ["bad: internal_error"]
     assert sorted(published) == ["bad: notification.failed", "good: notification.delivered"]

@@ -151,7 +151,11 @@ NODES = f"nodes: [{{match: edge-*, resources: [{{name: a.b/fuse, groups: [{DEVIC
     ("text", "arguments", "summary"),
     [
         (FUSE % DEVICES, [], "1 resource"),
-        (NODES, [], "nothing on every node, and more on some: --node and --label show them"),
+        (
+            NODES,
+            [],
+            "nothing on every node, and more on some nodes: show these with --node and --label",
+        ),
         (NODES, ["--node", "a"], "nothing on a"),
         (NODES, ["--node", "edge-1"], "1 resource on edge-1"),
         ("gpus: {}", [], "GPUs"),
@@ -351,5 +355,5 @@ def test_a_daemonset_is_printed_for_each_label_value_with_what_to_add_to_other_s
     assert (code, printed, errors) == (2, "", f"muster config: {rules}: {problem}\n")
     rules.write_text("gpus: {}")
     code, printed, errors = called(capfd, "daemonsets", str(rules), str(manifests))
-    problem = "nodes: none matches by a label, so one DaemonSet is enough"
+    problem = "nodes: no override matches by a label, so one DaemonSet is enough"
     assert (code, printed, errors) == (2, "", f"muster config: {rules}: {problem}\n")

@@ -6,6 +6,7 @@ import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 
+import msgspec
 import prometheus_client
 import pytest
 
@@ -52,7 +53,12 @@ def play(story: Story) -> None:
         async with (
             asyncio.timeout(20),
             probes.serve(
-                "127.0.0.1", 0, ready=served.problem, registry=served.registry, more=more
+                "127.0.0.1",
+                0,
+                ready=served.problem,
+                registry=served.registry,
+                more=more,
+                queried={"/echo": lambda fields: (200, "", msgspec.json.encode(fields))},
             ) as url,
         ):
             served.port = int(url.removeprefix("http://127.0.0.1:"))
@@ -89,6 +95,16 @@ def test_a_service_can_add_routes() -> None:
             b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
             b"Content-Length: 2\r\nConnection: close\r\n\r\n{}"
         )
+
+    play(story)
+
+
+def test_a_route_can_receive_the_fields_of_a_query() -> None:
+    async def story(served: Served) -> None:
+        assert await served.get("/echo") == (200, b"{}")
+        assert await served.get("/echo?node=a%20b&x=") == (200, b'{"node":"a b","x":""}')
+        too_many = "&".join(["a=1"] * 11)
+        assert (await served.get(f"/echo?{too_many}"))[0] == 400
 
     play(story)
 

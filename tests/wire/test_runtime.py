@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from muster import pacing
 from muster.service import runtime
 
 
@@ -327,6 +328,30 @@ def test_a_step_that_drops_its_cancellations_is_left_behind() -> None:
         over.set()
 
     asyncio.run(story())
+
+
+def test_a_retry_ends_a_task_whose_cancellation_came_with_an_answer() -> None:
+    async def story() -> bool:
+        answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        asked = asyncio.Event()
+
+        async def ask_again() -> None:
+            retry = runtime.Retry(pacing.Backoff(first_s=0.001, max_s=0.001, jitter=0.0))
+            while True:
+                asked.set()
+                await asyncio.wait_for(answer, 60)  # before Python 3.12 this drops a cancellation
+                await retry.wait()
+
+        task = asyncio.create_task(ask_again())
+        await asked.wait()
+        answer.set_result(None)
+        task.cancel()
+        await asyncio.wait([task], timeout=30)
+        is_cancelled = task.cancelled()
+        await runtime.end(task)
+        return is_cancelled
+
+    assert asyncio.run(story())
 
 
 def test_a_caller_cancelled_again_still_waits_until_its_task_has_ended() -> None:

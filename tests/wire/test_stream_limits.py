@@ -14,7 +14,7 @@ from nats.js import api
 
 from muster import vocabulary
 from muster.local import nats as local
-from muster.nats import bus, consumers, stream_info, streams
+from muster.nats import bus, consumers, storage, stream_info, streams
 from muster.nats.auth import permissions
 from tests.worlds import bus_subjects, nats_links, shipped_nats
 
@@ -261,6 +261,33 @@ def test_an_upgrade_keeps_the_inventories_that_earlier_plugins_published(tmp_pat
                         ("node-c", "MUSTER_EVENTS"): 3,
                         ("node-a", "MUSTER_INVENTORY"): 4,
                     }
+
+    nats_links.play(tmp_path, story)
+
+
+def test_an_upgrade_limits_the_bucket_of_a_lock_to_its_key_and_keeps_the_claim(
+    tmp_path: Path,
+) -> None:
+    async def story(server: local.NatsServer) -> None:
+        stream = f"KV_{streams.LEADER.name}"
+        async with (
+            bus.Bus(server.url, producer="h", name="h", owner=True) as health,
+            nats_links.raw(server.url) as admin,
+        ):
+            await storage.claim(
+                health.link, streams.LEADER, "health", b"us", ttl_s=60, revision=0, timeout_s=9
+            )
+            jetstream = admin.jetstream()
+            config = (await jetstream.stream_info(stream)).config
+            await jetstream.update_stream(config.evolve(subjects=[f"$KV.{streams.LEADER.name}.>"]))
+        async with (
+            bus.Bus(server.url, producer="h", name="h", owner=True) as health,
+            nats_links.raw(server.url) as admin,
+        ):
+            await health.link.client()
+            info = await admin.jetstream().stream_info(stream, subjects_filter=">")
+            assert info.config.subjects == list(streams.LEADER.subjects)
+            assert info.state.subjects == {streams.LEADER.subjects[0]: 1}
 
     nats_links.play(tmp_path, story)
 

@@ -59,7 +59,7 @@ node.spawn(components.apiserver(), [layout.STATE / "bin"])
 """
 _SECRETS: Final = """
 kubectl apply -f muster/k8s/base/namespace.yaml
-for user in health labeler notifier reader admin gate; do
+for user in health labeler notifier reader console admin gate; do
   printf "p%s" "$(openssl rand -hex 24)" |
     kubectl -n muster create secret generic muster-nats-$user --from-file=password=/dev/stdin
 done
@@ -231,6 +231,13 @@ def plugin_pid() -> int:
             if is_plugin and f"/{layout.CGROUP}/" in (folder / "cgroup").read_text():
                 return int(folder.name)
     return 0
+
+
+def end_plugin() -> None:
+    """Kill the plugin's process if one runs."""
+    with contextlib.suppress(ProcessLookupError):
+        if pid := plugin_pid():
+            os.kill(pid, signal.SIGKILL)
 
 
 def kill_plugin(number: signal.Signals = signal.SIGKILL) -> int:

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-SERVICES = ("plugin", "fuse", "labeler", "health", "notifier", "gate")
+SERVICES = ("plugin", "fuse", "labeler", "health", "notifier", "gate", "console")
 
 
 def table() -> dict[str, tuple[str, str, set[str]]]:

@@ -120,7 +120,11 @@ def of_chart(values: Object, *, namespace: str = "muster", hooks: str = "") -> l
 def by_name(listed: Sequence[Object]) -> dict[tuple[str, str, str], Object]:
     """Return objects by what they are; settings as trees, names without kustomize's hashes."""
     plain = json.loads(
-        re.sub(r'"(muster-(?:nats|[a-z]+-settings))-[a-z0-9]{10}"', r'"\1"', json.dumps(listed))
+        re.sub(
+            r'"(muster-(?:nats|console-writing|[a-z]+-settings))-[a-z0-9]{10}"',
+            r'"\1"',
+            json.dumps(listed),
+        )
     )
     for manifest in plain:
         for name in manifest.get("data", {}):

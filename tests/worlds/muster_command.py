@@ -51,7 +51,12 @@ def muster(
             files = [theirs.fileno(), given.fileno(), printed, errors.fileno()]
             socket.send_fds(_requests(), [json.dumps(request).encode()], files)
         ours.settimeout(WAIT_S)
-        code = ours.recv(16)
+        try:
+            code = ours.recv(16)
+        except TimeoutError:
+            raise AssertionError(
+                f"muster {' '.join(arguments)} has not ended after {WAIT_S:g} s: {_text(errors)}"
+            ) from None
         assert code, "the process that forks commands has ended"
         return int(code), _text(out), _text(errors)
 

@@ -7,7 +7,7 @@ import io
 import os
 import tarfile
 import time
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -104,10 +104,12 @@ async def empty(where: Path) -> AsyncIterator[World]:
 
 
 @contextlib.asynccontextmanager
-async def health(world: World, number: int, *, leader: str = "") -> AsyncIterator[None]:
+async def health(
+    world: World, number: int, *, leader: str = "", firing: Sequence[Mapping[str, object]] = ()
+) -> AsyncIterator[None]:
     """Run a pod of health that answers with a state; it leads if nobody else is named."""
     service = {"leads": None, "leader": leader} if leader else {"leads": 7}
-    plugin = {"node": "node-a", "plugin": "device-plugin", "verdict": "HEALTHY"}
+    plugin = {"node": "node-a", "plugin": "device-plugin", "verdict": "HEALTHY", "alerts": firing}
     state = {"plugins": [plugin], "fleet": {}, "service": service}
     body = orjson.dumps(state)
     async with probes.serve(

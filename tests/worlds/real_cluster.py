@@ -361,8 +361,10 @@ def chosen(request: pytest.FixtureRequest) -> Iterator[Cluster]:
 def block(page: str, phrase: str) -> str:
     """Return the commands or YAML of a page that have a phrase, with the image that is there."""
     text = (manifests.ROOT / "docs" / page).read_text()
-    blocks = re.findall(r"^```(?:yaml)?\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
-    (chosen_block,) = [each for each in blocks if phrase in each]
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    (chosen_block,) = [
+        each for kind, each in blocks if kind in {"", "sh", "yaml"} and phrase in each
+    ]
     return _with_our_image(chosen_block)
 
 

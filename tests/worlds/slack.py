@@ -7,10 +7,8 @@ plain text, and `no_service` with 404 where there is none (docs.slack.dev, incom
 import contextlib
 import http.server
 import json
-import os
 import re
 import shutil
-import signal
 import subprocess
 import threading
 import time
@@ -69,9 +67,7 @@ class Slack:
         """Kill the plugin each time that it is started, until there is a message; return that."""
 
         def posted() -> list[Posted]:
-            with contextlib.suppress(ProcessLookupError):
-                if pid := cluster_faults.plugin_pid():
-                    os.kill(pid, signal.SIGKILL)
+            cluster_faults.end_plugin()
             return self.channel
 
         return until(posted, "Slack has a message", within_s=within_s)[0]
@@ -128,6 +124,7 @@ def tried(cluster: real_cluster.Cluster, folder: Path, workspace: Slack, *, sinc
     for link in posted.links:
         page = link.removeprefix(muster.RUNBOOKS_URL)
         assert page != link
-        assert (manifests.ROOT / "docs/runbooks" / page.partition("#")[0]).is_file()
+        file = manifests.ROOT / "docs/runbooks" / page.partition("#")[0]
+        assert file.with_suffix(".md").is_file()
     assert posted.at - since < _MESSAGE_MAX_S
     return f"a message in Slack {posted.at - since:.0f} s after the first command"

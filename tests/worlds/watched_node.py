@@ -102,7 +102,7 @@ class Node:
                 self._results.remove(result)
                 self.send(result[1])
             elif at == self._poll_at:
-                self._poll_at += 2.5
+                self._poll_at += 3.0
                 counts = self.counts if self.is_answering else None
                 self.send(observation.Listed(counts=counts, is_answering=self.is_answering))
             elif deadline is not None and at == deadline and deadline <= until:
