@@ -7,8 +7,10 @@ nats-server publish connects and disconnects (server/events.go excludes the glob
 
 import asyncio
 import contextlib
+import functools
 import importlib.metadata
 import os
+import random
 import re
 import shutil
 import signal
@@ -23,6 +25,8 @@ from muster.nats.auth import server_conf
 DEFAULT_PORT: Final = 4222
 _START_TIMEOUT_S: Final = 10.0
 _STOP_TIMEOUT_S: Final = 5.0
+_FIRST_PORT: Final = 10_000
+_EPHEMERAL_PORTS: Final = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _READY: Final = b"Server is ready"
 CONFIG: Final = f"""\
 system_account: SYS
@@ -58,11 +62,27 @@ def binary() -> Path:
 
 
 def free_port() -> int:
-    """Return a port that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """Return a port that was free a moment ago.
+
+    If possible, it is one that the kernel gives to no outgoing connection: when a server restarts,
+    it finds its port free.
+    """
+    ports = range(_FIRST_PORT, _first_ephemeral_port())
+    for port in [*random.sample(ports, min(len(ports), 100)), 0]:
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            free: int = probe.getsockname()[1]
+            return free
+    raise NatsUnavailable("no port is free")
+
+
+@functools.cache
+def _first_ephemeral_port() -> int:
+    """Return the first port that the kernel may give to an outgoing connection."""
+    try:
+        return int(_EPHEMERAL_PORTS.read_text("ascii").split()[0])
+    except OSError:
+        return _FIRST_PORT
 
 
 class NatsServer:

@@ -172,6 +172,9 @@ def same_connections() -> Iterator[None]:
 
 def _setup(binds: Mapping[str, Path], *, read_only: bool, user_namespace: bool) -> Iterator[str]:
     owner = FIRST_HOST_ID if user_namespace else 0
+    # what another test has mounted on the host at this moment
+    inherited = "awk '/ - fuse[ .]/{print $5}' /proc/self/mountinfo"
+    yield f"{inherited} | xargs -r umount --no-canonicalize --lazy"
     yield "mount -t tmpfs -o mode=0755,size=16m tmpfs /mnt"
     yield "mount -t tmpfs -o mode=0755,size=16m tmpfs /run"
     yield "mkdir /mnt/home /mnt/python; mkdir -m 1777 /mnt/tmp"

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import json
 import re
-import socket
 import time
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
@@ -39,11 +38,10 @@ def configured(where: Path, *, name: str, port: int, others: list[int]) -> Path:
 
 def free_ports(count: int) -> list[int]:
     """Return as many ports, all different: one asked for after another may be the same."""
-    with contextlib.ExitStack() as stack:
-        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [probe.getsockname()[1] for probe in probes]
+    ports: set[int] = set()
+    while len(ports) < count:
+        ports.add(nats.free_port())
+    return [*ports]
 
 
 @contextlib.asynccontextmanager
