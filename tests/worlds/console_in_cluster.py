@@ -15,7 +15,7 @@ from tests.worlds import real_cluster
 HEADER: Final = "X-Forwarded-User"
 PROXY: Final = "127.0.0.1"
 """Where requests of a port-forward come from, inside the pod."""
-_TOKEN: Final = re.compile(r'name="token" value="(\w+)"')
+_HIDDEN: Final = re.compile(r'name="(id|token)" value="(\w+)"')
 
 
 @dataclass
@@ -34,9 +34,9 @@ class Browser:
         return text
 
     def send(self, path: str, **fields: str) -> tuple[int, str]:
-        """Send a form with the token of a page; return the status, and the text or place."""
-        token = _TOKEN.search(self.read("/silence"))
-        body = urllib.parse.urlencode({**fields, "token": token[1] if token else ""})
+        """Send a form with the hidden fields of a page; return the status, and the text or place."""
+        hidden = dict(_HIDDEN.findall(self.read("/silence")))
+        body = urllib.parse.urlencode(hidden | fields)
         return self._request("POST", path, body)
 
     def _request(self, method: str, path: str, body: str | None = None) -> tuple[int, str]:
