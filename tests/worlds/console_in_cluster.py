@@ -34,7 +34,7 @@ class Browser:
         return text
 
     def send(self, path: str, **fields: str) -> tuple[int, str]:
-        """Send a form with the hidden fields of a page; return the status, and the text or place."""
+        """Send a form with a page's hidden fields; return the status, and the text or place."""
         hidden = dict(_HIDDEN.findall(self.read("/silence")))
         body = urllib.parse.urlencode(hidden | fields)
         return self._request("POST", path, body)
