@@ -28,6 +28,7 @@ _BARE: Final = re.compile(r'[^\s,"{}]*(?:\s+[^\s,"{}]+)*\s*')
 _ESCAPES: Final = {"\\": "\\", '"': '"', "n": "\n"}
 _SHOWN_MAX: Final = 120
 COMMENT_MAX: Final = 2_000
+MATCHERS_MAX: Final = 32
 _PATTERN_BYTES_MAX: Final = 1024 * 1024
 _BYTES_MAX: Final = 16_000
 """NATS would refuse a silence of a little more (`streams.SILENCES`)."""
@@ -223,7 +224,7 @@ class Silence(msgspec.Struct, frozen=True, kw_only=True):
     """A silence: while it is active, alerts that match all its matchers are not notified."""
 
     id: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][-A-Za-z0-9]{0,62}$")]
-    matchers: Annotated[tuple[str, ...], msgspec.Meta(min_length=1, max_length=32)]
+    matchers: Annotated[tuple[str, ...], msgspec.Meta(min_length=1, max_length=MATCHERS_MAX)]
     starts_at: Annotated[datetime, msgspec.Meta(tz=True)]
     ends_at: Annotated[datetime, msgspec.Meta(tz=True)]
     author: Annotated[str, msgspec.Meta(min_length=1, max_length=200)]

@@ -122,10 +122,11 @@ def _break(record: running.Running, fault: faults.Fault, node: str | None) -> No
         node = _node_with_pod(record)
     target = faults.target(fault, node, _nodes(record))
     plan = faults.plan(target)
+    if plan.undoing:
+        # first, so that `muster mend` also undoes a fault of which only the first steps succeeded
+        running.add_fault(record, str(target))
     for step in plan.steps:
         _take(record, step)
-    if plan.undoing:
-        running.add_fault(record, str(target))
     undo = f"muster mend {target}" if plan.undoing else "not needed: muster repairs this itself"
     output.show(
         f"broken  {target}: {plan.breaks}",
@@ -175,10 +176,10 @@ def _take(record: running.Running, step: faults.Step) -> None:
             with contextlib.suppress(CannotBreak):
                 _signal(record, step.program, signal.SIGCONT)
         case faults.End():
-            pid = _pid(record, step.program)
+            _pid(record, step.program)
             # first, because the process that runs the stack starts what has ended
             running.hold(record, step.program)
-            os.kill(pid, signal.SIGKILL)
+            _signal(record, step.program, signal.SIGKILL)
         case faults.Start():
             running.release(record, step.program)
         case faults.Ask():

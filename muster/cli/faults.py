@@ -128,8 +128,8 @@ def fault(name: str) -> Fault:
         return Fault(name.lower())
     except ValueError:
         near = validation.near(name.lower(), list(Fault))
-        known = near or f"the faults are {', '.join(Fault)}"
-        raise UnknownName(f"no fault {name!r}; {known}") from None
+        hint = near or f"the faults are {', '.join(Fault)}"
+        raise UnknownName(f"no fault {name!r}; {hint}") from None
 
 
 def target(wanted: Fault, node: str | None, nodes: Sequence[str]) -> Target:
@@ -141,8 +141,8 @@ def target(wanted: Fault, node: str | None, nodes: Sequence[str]) -> Target:
     if node is None:
         return Target(wanted, nodes[-1])
     if node not in nodes:
-        known = validation.near(node, nodes) or f"the nodes are {', '.join(nodes)}"
-        raise UnknownName(f"no node {node!r}; {known}")
+        hint = validation.near(node, nodes) or f"the nodes are {', '.join(nodes)}"
+        raise UnknownName(f"no node {node!r}; {hint}")
     return Target(wanted, node)
 
 

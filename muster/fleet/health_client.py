@@ -131,8 +131,8 @@ class Replicas:
             # whoever asks it reports why a name cannot be resolved
             return [_Replica(url, "")]
         port = f":{parts.port}" if parts.port else ""
-        asked = addresses[:ADDRESSES_MAX]
-        hosts = (f"[{address}]" if ":" in address else address for address in asked)
+        queried = addresses[:ADDRESSES_MAX]
+        hosts = (f"[{address}]" if ":" in address else address for address in queried)
         return [_Replica(f"http://{host}{port}{parts.path}", parts.netloc) for host in hosts]
 
 

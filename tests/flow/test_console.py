@@ -17,7 +17,7 @@ from tests.worlds import console_browser, console_fleet
 from tests.worlds.console_browser import Shown, ready, until
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Page
+    from playwright.sync_api import Page, Route
 
 ATTACK: Final = "<img src=x onerror=document.title='taken'>"
 
@@ -137,6 +137,33 @@ def test_old_data_is_marked_old_and_current_again(shown: Shown, page: "Page") ->
     assert len(cells(page)) == 80
     shown.health.is_away = False
     page.wait_for_selector("body:not(.is-old)")
+
+
+@pytest.mark.parametrize("path", ["", "/node/gpu-l4-001", "/alerts", "/events"])
+def test_a_page_whose_connection_was_refused_connects_again(
+    shown: Shown, page: "Page", path: str
+) -> None:
+    refused = []
+
+    def refuse_once(route: "Route") -> None:
+        refused.append(route.request.url)
+        route.fulfill(status=503, body="too many pages") if len(refused) == 1 else route.continue_()
+
+    page.clock.install()
+    page.route("**/api/changes*", refuse_once)
+    page.goto(f"{shown.address}{path}")
+    page.wait_for_selector("#live[data-state=lost]")
+    page.clock.run_for(5_000)
+    page.wait_for_selector("#live[data-state=live]")
+
+
+def test_the_fleet_is_read_again_after_a_failure(shown: Shown, page: "Page") -> None:
+    page.clock.install()
+    page.route("**/api/fleet", lambda route: route.abort(), times=1)
+    with page.expect_event("requestfailed"):
+        page.goto(shown.address)
+    page.clock.run_for(5_000)
+    ready(page)
 
 
 def test_the_state_at_another_time_is_reached_with_keys_and_kept_in_the_address(

@@ -1,6 +1,7 @@
 """The console's pure parts: columns, subscribers, alerts, timeline, and what they limit."""
 
 import json
+import tracemalloc
 from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
@@ -222,6 +223,24 @@ def test_what_a_slow_page_has_not_read_is_merged_into_one_message() -> None:
     messages = page.take(1.0, AT)
     assert [message.name for message in messages] == ["fleet"]
     assert rows(json.loads(messages[0].data)) == {"a": ("1", "STUCK")}
+
+
+def test_pages_that_name_many_revisions_do_not_fill_the_memory() -> None:
+    names = [f"node-{number:03d}" for number in range(300)]
+    fleet = fleet_of(*map(plugin, names))
+    for name in names:
+        fleet.receive_node(state(plugin(name, "STUCK")), name, now=1.0, at=AT)
+    feed = feed_of(fleet)
+    largest = len(feed.changes_since(1) or b"")
+    tracemalloc.start()
+    try:
+        for revision in range(fleet.revision):
+            feed.changes_since(revision)
+        stored, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert fleet.revision > 300
+    assert stored < 20 * largest
 
 
 def test_what_changed_between_the_rendering_of_a_page_and_its_connection_is_sent_at_once() -> None:

@@ -221,17 +221,24 @@ class Forms:
             entered=entered,
             problem=problem,
             to_confirm=to_confirm,
-            muted=self._muted(entered.matchers),
+            muted=self._muted(request, entered.matchers),
             limit=_MATCHED_SHOWN,
         )
 
-    def _muted(self, matchers: str) -> list[health_state.Alert] | None:
-        """Return the firing alerts that match; None if there are no matchers, or invalid ones."""
+    def _muted(self, request: requests.Request, matchers: str) -> list[health_state.Alert] | None:
+        """Return the firing alerts that match.
+
+        None if there are no matchers, too many or invalid ones, or if the visitor may not act.
+        """
+        visitor = visitors.of(request)
+        if visitor is None or visitor.identity is None:
+            return None
         try:
             parsed = matching.parse_all(filter(str.strip, matchers.splitlines()))
         except ValueError:
             return None
-        return alert_groups.muted(parsed, self._live.fleet.alerts) if parsed else None
+        is_bounded = 0 < len(parsed) <= matching.MATCHERS_MAX
+        return alert_groups.muted(parsed, self._live.fleet.alerts) if is_bounded else None
 
 
 class _Entered(NamedTuple):

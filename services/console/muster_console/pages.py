@@ -43,6 +43,8 @@ _SEND_S: Final = 30.0
 """A page that reads nothing for this long is disconnected; its browser connects again."""
 _TRACE_MAX: Final = 4_000
 _DAY: Final = timedelta(days=1)
+_PATTERN_MAX: Final = 100
+"""How many characters of a pattern count, because compiled patterns are kept."""
 _TIME_MAX: Final = 4_102_444_800_000
 """The latest accepted time (the year 2100), in Unix milliseconds: `datetime` has a maximum."""
 
@@ -362,7 +364,8 @@ def _compressed(
 
 
 def _event_filter(query: Mapping[str, str]) -> event_log.Filter:
-    return event_log.Filter(type=query.get("type", "").strip(), node=query.get("node", "").strip())
+    type_, node = (query.get(name, "").strip()[:_PATTERN_MAX] for name in ("type", "node"))
+    return event_log.Filter(type=type_, node=node)
 
 
 def _number(text: str | None) -> int | None:

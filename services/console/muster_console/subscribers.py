@@ -18,6 +18,8 @@ STATE_S: Final = 10.0
 """The fleet's state is sent to each page at least this often, even if nothing changes."""
 EVENTS_MAX: Final = 200
 """How many events one message may have; further ones are counted."""
+_ENCODED_MAX: Final = 8
+"""For how many revisions the changes since then are kept; pages that keep up share one."""
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,6 +110,8 @@ class Feed:
                 changes.nodes, revision=self.fleet.revision, removed=changes.removed
             )
             is_empty = not (changes.nodes or changes.removed)
+            if len(self._encoded) >= _ENCODED_MAX:
+                self._encoded.clear()
             self._encoded[revision] = b"" if is_empty else fleet_json.encode(columns)
         return self._encoded[revision]
 

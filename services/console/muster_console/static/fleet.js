@@ -402,15 +402,20 @@ function renewSide() {
 
 // ---- start
 
+let source;
 async function start() {
+  source?.close();
   readAddress();
   localTimes();
-  const answer = await fetch(`${root}api/fleet`);
-  if (!answer.ok) {
+  let data;
+  try {
+    const answer = await fetch(`${root}api/fleet`);
+    if (!answer.ok) throw new Error(answer.statusText);
+    data = await answer.json();
+  } catch {
     setTimeout(start, 5000);
     return;
   }
-  const data = await answer.json();
   nodes.clear();
   for (const node of decoded(data)) nodes.set(node.name, node);
   revision = data.revision;
@@ -418,11 +423,11 @@ async function start() {
   countLevels();
   performance.mark("fleet-interactive");
   document.body.dataset.ready = "true";
-  connect({ after: data.revision, alerts: document.documentElement.dataset.alerts, instance: data.instance }, {
+  source = connect({ after: data.revision, alerts: document.documentElement.dataset.alerts, instance: data.instance }, {
     fleet: (changes) => { change(changes); renewSide(); },
     alerts: renewSide,
     restart: start,
-  });
+  }, start);
 }
 
 start();

@@ -10,7 +10,8 @@ let heard = 0;
 let ahead = 0; // milliseconds by which this machine's clock is ahead of the console's
 let instance = "";
 
-export function connect(query, listeners) {
+// `reconnect` follows the console again after a refusal; what has changed since `query` comes first
+export function connect(query, listeners, reconnect = () => connect(query, listeners)) {
   const params = new URLSearchParams(query);
   const source = new EventSource(`${root}api/changes?${params}`);
   source.addEventListener("state", (message) => {
@@ -35,7 +36,7 @@ export function connect(query, listeners) {
     document.body.classList.add("is-old");
     if (source.readyState === EventSource.CLOSED) {
       source.close();
-      setTimeout(() => listeners.restart ? listeners.restart() : connect(query, listeners), RETRY_MS);
+      setTimeout(reconnect, RETRY_MS);
     }
   });
   addEventListener("pagehide", () => source.close(), { once: true });
@@ -73,10 +74,10 @@ setInterval(() => {
 
 // Replaces a part of the page with a fresh one from the same address; keeps focus and what is open.
 let refreshing = false;
-let again = false;
+let again = null; // the newest call meanwhile
 export async function refresh(selector, address = location.href) {
   if (refreshing) {
-    again = true;
+    again = [selector, address];
     return;
   }
   refreshing = true;
@@ -91,8 +92,9 @@ export async function refresh(selector, address = location.href) {
   } finally {
     refreshing = false;
     if (again) {
-      again = false;
-      setTimeout(() => refresh(selector, address), 500);
+      const newest = again;
+      again = null;
+      setTimeout(() => refresh(...newest), 500);
     }
   }
 }
