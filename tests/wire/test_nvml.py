@@ -173,8 +173,11 @@ def test_why_nvml_cannot_begin_is_reported_and_it_begins_by_itself_once_it_can(
             assert (scan.driver, scan.gpus) == (driver, ())
             assert scan.problem.startswith(f"nvmlInit: {expected}")
             node.drop()
-            ready = await story.until(gpu.Scan)
-            assert (ready.driver, len(ready.gpus)) == (gpu.Driver.READY, 8)
+            # on a busy machine, NVML may first count as silent
+            ready = await story.until(
+                gpu.Scan, is_it=lambda expected: expected.driver is gpu.Driver.READY
+            )
+            assert len(ready.gpus) == 8
 
     asyncio.run(story())
 
