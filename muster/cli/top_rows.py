@@ -233,19 +233,19 @@ def age(time: datetime | None, now: datetime) -> str:
 def _devices(node: model.NodeSummary, context: lists.Context) -> Part:
     """Return the counts of all resources; names without prefix if these are different.
 
-    Devices are `listed`, not usable, while their plugin does not work.
+    Devices are `listed`, not usable, while a plugin that serves them does not work.
     """
     tone = Tone.PLAIN
     short = {name: name.rpartition("/")[2] for name in node.resources}
     is_clear = len(set(short.values())) == len(short)
     texts = []
-    is_sure = usage.is_confirmed(node)
-    for name, (usable, total) in sorted(node.resources.items()):
+    for name, (usable, total, is_confirmed) in sorted(node.resources.items()):
         in_use = context.in_use.get((node.name, name), 0)
         used = f" ({in_use} used)" if in_use else ""
         shown = short[name] if is_clear else name
-        texts.append(f"{shown} {usable}/{total}{' listed' if usable and not is_sure else ''}{used}")
-        tone = tone if is_sure and usable == total else Tone.WARNING
+        listed = " listed" if usable and not is_confirmed else ""
+        texts.append(f"{shown} {usable}/{total}{listed}{used}")
+        tone = tone if is_confirmed and usable == total else Tone.WARNING
     return Part(", ".join(texts) or "-", tone)
 
 

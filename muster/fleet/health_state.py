@@ -14,6 +14,18 @@ from muster import escaping, matching, vocabulary
 RECOVERING: Final = "RECOVERING"
 """Shown instead of a verdict whose problem is gone, but not for long enough."""
 _WELL: Final = frozenset({vocabulary.Verdict.HEALTHY.value, vocabulary.Verdict.MAINTENANCE.value})
+UNCONFIRMED: Final = frozenset(
+    verdict.value
+    for verdict in (
+        vocabulary.Verdict.PLUGIN_DOWN,
+        vocabulary.Verdict.STUCK,
+        vocabulary.Verdict.UNREACHABLE,
+        vocabulary.Verdict.NODE_DOWN,
+        vocabulary.Verdict.DEREGISTERED,
+        vocabulary.Verdict.MISSING,
+    )
+)
+"""Verdicts on plugins that hand out no device, whatever the node's status still lists."""
 _ADVISORIES_FINE: Final = frozenset({"", "they come", "received"})
 _RANK: Final = {severity.value: rank for rank, severity in enumerate(vocabulary.Severity)}
 
@@ -158,6 +170,11 @@ class Plugin(msgspec.Struct, frozen=True, kw_only=True):
     def label(self) -> str:
         """Return the verdict in a list; empty before the first one."""
         return RECOVERING if self.recovery else self.verdict or ""
+
+    @property
+    def is_confirmed(self) -> bool:
+        """Whether the plugin works, so that a pod gets one of its devices."""
+        return self.label == RECOVERING or self.verdict not in UNCONFIRMED
 
     @property
     def reasons(self) -> list[str]:

@@ -10,20 +10,18 @@ import enum
 import itertools
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from datetime import datetime
-from typing import Final, NamedTuple
+from datetime import UTC, datetime
+from typing import Final
 
 import msgspec
 
 from muster import matching, vocabulary
-from muster.fleet import health_state
+from muster.fleet import health_state, kept_silences, plugin_facts
 
 ALERTS_MAX: Final = 2_000
 """How many alerts are kept in full; of more, only the summary is kept, without evidence."""
-SILENCES_MAX: Final = 1_000
 _REMOVED_MAX: Final = 10_000
 _REASON_MAX: Final = 300
-_SHARED_MAX: Final = 1_000
 _SILENT_S: Final = 10.0
 """Health may take this long to answer before the shown state counts as old."""
 
@@ -52,19 +50,13 @@ _OF_VERDICT: Final = {
 }
 
 
-class Counts(NamedTuple):
-    """How many of the devices of a resource pods may use."""
-
-    usable: int
-    total: int
-
-
 class NodeSummary(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One line of a list of nodes.
 
-    `verdict` and `plugin` are those of the worst plugin. `label` is the verdict, RECOVERING if the
-    problem is gone or, while it is HEALTHY, the kind of the most urgent alert, and `since` is its
-    start. `reason` describes the most urgent problem, unescaped, and is empty if there is none.
+    `verdict` and `plugin` are those of the worst plugin; of several, one that hands out no devices
+    comes first. `label` is the verdict, RECOVERING if the problem is gone or, while it is HEALTHY,
+    the kind of the most urgent alert, and `since` is its start. `reason` describes the most urgent
+    problem, unescaped, and is empty if there is none.
     """
 
     name: str
@@ -74,7 +66,7 @@ class NodeSummary(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     plugin: str
     since: datetime | None
     reason: str
-    resources: Mapping[str, Counts]
+    resources: Mapping[str, plugin_facts.Counts]
     alerts: int
     silenced: int
     pool: str
@@ -92,43 +84,10 @@ class Changes:
     is_restart: bool = False
 
 
-class _PluginFacts(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """The kept part of a plugin's state."""
-
-    name: str
-    verdict: str
-    since: datetime | None
-    reason: str
-    resources: Mapping[str, Counts]
-    label: str
-
-
 class _NodeFacts(msgspec.Struct, frozen=True, gc=False):
-    plugins: tuple[_PluginFacts, ...]
+    plugins: tuple[plugin_facts.PluginFacts, ...]
     alerts: tuple[health_state.Alert, ...]
     place: health_state.Place
-
-
-class _Shared:
-    """Returns the same object for equal values: most nodes have the same names and counts."""
-
-    def __init__(self) -> None:
-        self._texts: dict[str, str] = {}
-        self._resources: dict[tuple[tuple[str, Counts], ...], Mapping[str, Counts]] = {}
-
-    def text(self, text: str) -> str:
-        """Return an equal text."""
-        if len(self._texts) > _SHARED_MAX:
-            self._texts.clear()
-        return self._texts.setdefault(text, text)
-
-    def resources(self, counts: tuple[tuple[str, Counts], ...]) -> Mapping[str, Counts]:
-        """Return the counts by resource."""
-        if len(self._resources) > _SHARED_MAX:
-            self._resources.clear()
-        if counts not in self._resources:
-            self._resources[counts] = dict(counts)
-        return self._resources[counts]
 
 
 class FleetModel:
@@ -141,11 +100,12 @@ class FleetModel:
         """A number that grows with each change."""
         self.fleet: health_state.Fleet | None = None
         self.service: health_state.Service | None = None
-        self.silences: dict[str, matching.Silence] = {}
         self.is_complete = False
         """Whether all nodes have been read once."""
         self.read_at: float | None = None
         """When health last answered."""
+        self._at = datetime.min.replace(tzinfo=UTC)
+        """The same as a time of day."""
         self._failure = ""
         self._began_at: float | None = None
         self._facts: dict[str, _NodeFacts] = {}
@@ -154,11 +114,8 @@ class FleetModel:
         """Removals up to this revision are no longer known."""
         self._alerts: tuple[int, tuple[health_state.Alert, ...]] = (-1, ())
         self._alerts_total = 0
-        self._shared = _Shared()
-        self._matchers: dict[str, tuple[matching.Matcher, ...]] = {}
-        """By silence."""
-        self._active: tuple[datetime, list[str]] | None = None
-        """The silences that are active at a time: a page of nodes is read at one time."""
+        self._shared = plugin_facts.Shared()
+        self._silences = kept_silences.KeptSilences()
         self._of_fleet: dict[str, list[health_state.Alert]] = {}
         """By node: alerts that belong to no plugin."""
 
@@ -194,16 +151,9 @@ class FleetModel:
 
     def receive_silence(self, key: str, silence: matching.Silence | None, *, at: datetime) -> None:
         """Add, replace or (None) remove a silence."""
-        if silence == self.silences.get(key):
+        matchers = self._silences.receive(key, silence)
+        if not matchers:
             return
-        matchers = [self._matchers.pop(key)] if key in self._matchers else []
-        if silence is None:
-            del self.silences[key]
-        elif key in self.silences or len(self.silences) < SILENCES_MAX:
-            self.silences[key] = silence
-            self._matchers[key] = matching.parse_all(silence.matchers)
-            matchers.append(self._matchers[key])
-        self._active = None
         self.revision += 1
         nodes = [matching.values_of(each, "node") for each in matchers]
         # of ten thousand alerts, few are concerned
@@ -212,6 +162,11 @@ class FleetModel:
             labels = [alert.labels for alert in (*facts.alerts, *self._of_fleet.get(name, ()))]
             if any(matching.all_hold(each, of) for of in labels for each in matchers):
                 self._summarise(name, at)
+
+    @property
+    def silences(self) -> Mapping[str, matching.Silence]:
+        """Return the silences by id; of very many, those that end last."""
+        return self._silences.by_id
 
     @property
     def alerts(self) -> tuple[health_state.Alert, ...]:
@@ -237,13 +192,7 @@ class FleetModel:
 
     def silence_of(self, alert: health_state.Alert, at: datetime) -> matching.Silence | None:
         """Return the active silence that matches an alert and ends last."""
-        if self._active is None or self._active[0] != at:
-            self._active = at, [key for key, each in self.silences.items() if each.is_active(at)]
-        labels = alert.labels if self._active[1] else {}
-        keys = (key for key in self._active[1] if matching.all_hold(self._matchers[key], labels))
-        return max(
-            (self.silences[key] for key in keys), key=lambda each: each.ends_at, default=None
-        )
+        return self._silences.silence_of(alert, at)
 
     def problem(self, now: float) -> str:
         """Return why the state may be old or incomplete; empty while health answers."""
@@ -258,10 +207,12 @@ class FleetModel:
         return f"health has not answered for {age_s:.0f} s{why}; this is what it last reported"
 
     def caveats(self) -> list[str]:
-        """Return why health's state may be incomplete, according to health."""
-        if self.service is None or self.fleet is None:
-            return []
-        return health_state.State(plugins=(), fleet=self.fleet, service=self.service).caveats()
+        """Return why what is shown may be incomplete, according to health and to this model."""
+        notes: list[str] = []
+        if self.service is not None and self.fleet is not None:
+            state = health_state.State(plugins=(), fleet=self.fleet, service=self.service)
+            notes = state.caveats()
+        return [*notes, *self._silences.caveats(self._at)]
 
     def _put_plugins(self, page: health_state.State, at: datetime) -> set[str]:
         """Store the nodes of a page; return their names."""
@@ -286,11 +237,11 @@ class FleetModel:
         every = [alert for plugin in plugins for alert in plugin.alerts]
         room = max(0, ALERTS_MAX - self._alerts_total)
         alerts = [*every[:room], *map(_shortened, every[room:])]
-        facts = tuple(_plugin_facts(plugin, self._shared) for plugin in plugins)
+        facts = tuple(plugin_facts.of(plugin, self._shared) for plugin in plugins)
         return _NodeFacts(facts, tuple(alerts), place)
 
     def _receive_service(self, page: health_state.State, now: float, at: datetime) -> None:
-        self.read_at = now
+        self.read_at, self._at = now, at
         if (page.fleet, page.service) == (self.fleet, self.service) and not self._failure:
             return
         self.fleet, self.service, self._failure = page.fleet, page.service, ""
@@ -321,15 +272,13 @@ class FleetModel:
         alerts = [*facts.alerts, *self._of_fleet.get(name, ())]
         is_silenced = [self.silence_of(alert, at) is not None for alert in alerts]
         loud = [a for a, silenced in zip(alerts, is_silenced, strict=True) if not silenced]
-        worst = min(
-            facts.plugins, key=lambda p: (_ORDER[_verdict_level(p)], p.label != p.verdict, p.name)
-        )
+        worst = min(facts.plugins, key=_urgency)
         level = _level(facts.plugins, loud, has_silenced=any(is_silenced))
         urgent = min(loud, key=lambda a: (a.recovery is not None, a.urgency), default=None)
         is_well, before = _OF_VERDICT.get(worst.verdict) is Level.OK, self.nodes.get(name)
         resources = facts.plugins[0].resources
         for plugin in facts.plugins[1:]:
-            resources = {**resources, **plugin.resources}
+            resources = plugin_facts.merged(resources, plugin.resources)
         summary = NodeSummary(
             name=name,
             level=level,
@@ -352,21 +301,10 @@ class FleetModel:
             self.nodes[name] = msgspec.structs.replace(summary, revision=self.revision)
 
 
-def _plugin_facts(plugin: health_state.Plugin, shared: _Shared) -> _PluginFacts:
-    resources = shared.resources(
-        tuple(
-            (name, Counts(min(total, plugin.allocatable.get(name, total)), total))
-            for name, total in plugin.devices.items()
-        )
-    )
-    return _PluginFacts(
-        name=shared.text(plugin.name),
-        verdict=shared.text(plugin.verdict or ""),
-        since=plugin.since,
-        reason=next(iter(plugin.reasons), ""),
-        label=shared.text(plugin.label),
-        resources=resources,
-    )
+def _urgency(plugin: plugin_facts.PluginFacts) -> tuple[int, bool, bool, str]:
+    """Return the key for sorting the plugins of a node, the worst first."""
+    is_recovering = plugin.label != plugin.verdict
+    return (_ORDER[_verdict_level(plugin)], is_recovering, plugin.is_confirmed, plugin.name)
 
 
 def _shortened(alert: health_state.Alert) -> health_state.Alert:
@@ -375,7 +313,7 @@ def _shortened(alert: health_state.Alert) -> health_state.Alert:
     )
 
 
-def _verdict_level(plugin: _PluginFacts) -> Level:
+def _verdict_level(plugin: plugin_facts.PluginFacts) -> Level:
     if not plugin.verdict:
         return Level.UNKNOWN
     level = _OF_VERDICT.get(plugin.verdict, Level.WARNING)
@@ -383,7 +321,7 @@ def _verdict_level(plugin: _PluginFacts) -> Level:
 
 
 def _level(
-    plugins: Iterable[_PluginFacts],
+    plugins: Iterable[plugin_facts.PluginFacts],
     alerts: Iterable[health_state.Alert],
     *,
     has_silenced: bool,

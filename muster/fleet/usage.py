@@ -4,25 +4,10 @@ The node's status keeps listing the devices of such a plugin, but a pod may not 
 """
 
 from collections.abc import Iterable
-from typing import Final
 
 import msgspec
 
-from muster import vocabulary
 from muster.fleet import health_state, model
-
-UNCONFIRMED: Final = frozenset(
-    verdict.value
-    for verdict in (
-        vocabulary.Verdict.PLUGIN_DOWN,
-        vocabulary.Verdict.STUCK,
-        vocabulary.Verdict.UNREACHABLE,
-        vocabulary.Verdict.NODE_DOWN,
-        vocabulary.Verdict.DEREGISTERED,
-        vocabulary.Verdict.MISSING,
-    )
-)
-"""Verdicts on plugins that hand out no device, whatever the node's status still lists."""
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,32 +26,26 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     """The same, with those whose plugin does not work at present."""
 
 
-def is_confirmed(shown: health_state.Plugin | model.NodeSummary) -> bool:
-    """Return whether a plugin, or the worst one of a node, works, so that a pod gets a device."""
-    return shown.label == health_state.RECOVERING or shown.verdict not in UNCONFIRMED
-
-
 def of_plugin(plugin: health_state.Plugin, resource: str) -> str:
     """Return how many devices of a resource a plugin has; `0 of 20` if pods may not use all."""
     total = plugin.devices[resource]
     usable = plugin.allocatable.get(resource, total)
     text = f"{usable} of {total}" if usable < total else str(total)
-    return f"{text} listed, unconfirmed" if usable and not is_confirmed(plugin) else text
+    return f"{text} listed, unconfirmed" if usable and not plugin.is_confirmed else text
 
 
 def of_fleet(nodes: Iterable[model.NodeSummary]) -> list[Usage]:
     """Return the resources of these nodes, those with the most missing devices first."""
     sums: dict[str, list[int]] = {}
     for node in nodes:
-        is_sure = is_confirmed(node)
-        for name, (usable, total) in node.resources.items():
+        for name, (usable, total, is_confirmed) in node.resources.items():
             counted = sums.setdefault(name, [0, 0, 0, 0, 0, 0])
             counted[0] += 1
             counted[1] += usable
             counted[2] += total
-            counted[3] += 0 if is_sure else usable
+            counted[3] += 0 if is_confirmed else usable
             counted[4] += usable < total
-            counted[5] += usable < total or not is_sure
+            counted[5] += usable < total or not is_confirmed
     every = [
         Usage(
             resource=name,

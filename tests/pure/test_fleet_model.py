@@ -5,12 +5,13 @@ from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 
 import msgspec
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from muster import matching
-from muster.fleet import health_state, model
-from muster.fleet.model import Counts, Level
+from muster.fleet import health_state, kept_silences, model
+from muster.fleet.model import Level
+from muster.fleet.plugin_facts import Counts
 
 AT = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 LEADS = health_state.Service(revision=3, advisories="received", cluster={})
@@ -46,6 +47,10 @@ def page(
         next=following,
         places=dict(places or {}),
     )
+
+
+def counts(usable: int, total: int, *, is_confirmed: bool = True) -> Counts:
+    return Counts(usable, total, is_confirmed)
 
 
 def silence(*matchers: str, hours: int = 1) -> matching.Silence:
@@ -84,13 +89,37 @@ def test_a_summary_has_the_worst_plugin_and_the_most_urgent_problem_of_its_node(
         plugin="other",
         since=AT,
         reason="device_unhealthy on a",
-        resources={"gpu": Counts(7, 8), "fuse": Counts(20, 20)},
+        resources={"gpu": counts(7, 8), "fuse": counts(20, 20, is_confirmed=False)},
         alerts=1,
         silenced=0,
         pool="p",
         zone="z",
         revision=fleet.nodes["a"].revision,
     )
+
+
+def test_each_resource_is_judged_by_the_plugins_that_serve_it() -> None:
+    def resources(*plugins: health_state.Plugin) -> Mapping[str, Counts]:
+        return read(page(*plugins)).nodes["a"].resources
+
+    stuck = plugin("a", "STUCK", plugin="b", devices={"fuse": 20})
+    assert resources(plugin("a", devices={"gpu": 8}), stuck) == {
+        "gpu": counts(8, 8),
+        "fuse": counts(20, 20, is_confirmed=False),
+    }
+    # whichever of two plugins for one resource comes last
+    well = plugin("a", devices={"fuse": 20})
+    unsure = {"fuse": counts(20, 20, is_confirmed=False)}
+    assert resources(well, stuck) == resources(stuck, well) == unsure
+    times = {"since": AT, "until": AT + timedelta(seconds=120)}
+    recovery = msgspec.convert(times, health_state.Recovery)
+    recovering = msgspec.structs.replace(stuck, recovery=recovery)
+    assert resources(recovering) == {"fuse": counts(20, 20)}
+
+
+def test_of_plugins_of_one_level_one_that_hands_out_no_devices_is_the_worst() -> None:
+    summary = read(page(plugin("a", "DEGRADED"), plugin("a", "STUCK", plugin="other"))).nodes["a"]
+    assert (summary.level, summary.verdict, summary.plugin) == (Level.WARNING, "STUCK", "other")
 
 
 def test_an_alert_labels_a_node_whose_plugins_are_healthy() -> None:
@@ -168,6 +197,65 @@ def test_a_silence_concerns_what_it_matches_and_repeated_it_changes_nothing() ->
     assert fleet.revision == revision
     fleet.receive_silence("s1", silence("node=b"), at=AT)
     assert fleet.nodes["a"].silenced == 0
+
+
+def test_of_very_many_silences_those_that_end_last_are_applied_and_a_caveat_says_so() -> None:
+    fleet = read(page(*(plugin(name, alerts=(alert(name),)) for name in "abc")))
+    assert kept_silences.SILENCES_MAX == 1_000
+    fleet.receive_silence("a", silence("node=a", hours=2), at=AT)
+    for number in range(999):
+        fleet.receive_silence(f"s{number}", silence(f"node=n{number}", hours=3), at=AT)
+    assert (len(fleet.silences), fleet.caveats()) == (1_000, [])
+    fleet.receive_silence("b", silence("node=b", hours=4), at=AT)
+
+    def silenced() -> dict[str, int]:
+        return {name: node.silenced for name, node in fleet.nodes.items()}
+
+    assert (len(fleet.silences), silenced()) == (1_000, {"a": 0, "b": 1, "c": 0})
+    assert [text.partition(";")[0] for text in fleet.caveats()] == [
+        "more than 1,000 silences have not ended"
+    ]
+    # one that ends sooner than all others has no place
+    revision = fleet.revision
+    fleet.receive_silence("c", silence("node=c", hours=1), at=AT)
+    assert (silenced(), fleet.revision) == ({"a": 0, "b": 1, "c": 0}, revision)
+    # that which ends last takes the place of one that is removed, or that is expired
+    fleet.receive_silence("s1", None, at=AT)
+    assert silenced() == {"a": 1, "b": 1, "c": 0}
+    fleet.receive_silence("b", silence("node=b", hours=0), at=AT)
+    assert silenced() == {"a": 1, "b": 0, "c": 1}
+    # left out is only one that has ended
+    assert (len(fleet.silences), fleet.caveats()) == (1_000, [])
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 1_200), st.integers(0, 3) | st.none()), min_size=1, max_size=40
+    )
+)
+@settings(max_examples=30, deadline=None)
+def test_the_silences_that_are_applied_are_always_those_that_end_last(
+    changes: list[tuple[int, int | None]],
+) -> None:
+    kept, every = kept_silences.KeptSilences(), dict[str, matching.Silence]()
+
+    def receive(number: int, hours: int | None) -> None:
+        key = f"s{number:04}"
+        value = None if hours is None else silence(f"node=n{number}", hours=hours)
+        before = dict(kept.by_id)
+        changed = kept.receive(key, value)
+        every.pop(key, None)
+        if value is not None:
+            every[key] = value
+        pairs = before.items() ^ kept.by_id.items()
+        assert set(changed) == {matching.parse_all(each.matchers) for _, each in pairs}
+
+    for number in range(998):
+        receive(number, number % 3)
+    for number, hours in changes:
+        receive(number, hours)
+        last = sorted(every, key=lambda key: (every[key].ends_at, key))[-1_000:]
+        assert kept.by_id == {key: every[key] for key in last}
 
 
 def test_a_page_replaces_the_nodes_of_its_range_only() -> None:

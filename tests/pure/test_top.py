@@ -297,6 +297,18 @@ def test_devices_of_a_plugin_that_does_not_work_are_listed_and_not_usable() -> N
     assert usage.of_plugin(recovering, "nvidia.com/gpu") == "8"
 
 
+def test_a_broken_plugin_makes_only_its_own_resources_listed() -> None:
+    well, stuck = plugin("node-a"), plugin("node-a", alert("node-a"))
+    fuse = msgspec.structs.replace(stuck, plugin="fuse", devices={"x/fuse": 20}, allocatable={})
+    page = page_of(fleet(well, fuse))
+    assert " gpu 8/8, fuse 20/20 listed " in screen(page, 200)[3]
+    press(page, "4")
+    assert [line.split() for line in screen(page, 120)[3:5]] == [
+        ["x/fuse", "0", "20", "20", "1", "1"],
+        ["nvidia.com/gpu", "8", "-", "8", "1", "-"],
+    ]
+
+
 def test_an_event_has_the_same_words_in_every_command() -> None:
     change = event(
         vocabulary.VerdictChanged(

@@ -14,8 +14,10 @@ from muster.fleet import model
 LEVELS = tuple(model.Level)
 """All levels; a node's level is sent as its index in this tuple."""
 
-Resource = tuple[str, int, int]
-"""A resource's name, how many of its devices pods may use, and how many there are."""
+Resource = tuple[str, int, int, bool]
+"""A resource's name, how many of its devices pods may use, how many there are, and whether the
+plugins that serve it work.
+"""
 
 
 class Columns(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,7 +8,7 @@ import msgspec
 
 from muster import codec, vocabulary
 from muster.cli import event_texts, why
-from muster.fleet import health_state, model, usage
+from muster.fleet import health_state, model
 from muster_console import (
     alert_groups,
     alert_history,
@@ -240,7 +240,7 @@ def _plugin(plugin: health_state.Plugin, fleet: model.FleetModel, at: datetime) 
                 name=name,
                 usable=min(total, plugin.allocatable.get(name, total)),
                 total=total,
-                is_certain=usage.is_confirmed(plugin),
+                is_certain=plugin.is_confirmed,
             )
             for name, total in sorted(plugin.devices.items())
         ),

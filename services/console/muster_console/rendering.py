@@ -13,7 +13,7 @@ import jinja2
 import markupsafe
 
 from muster import escaping
-from muster.fleet import model, usage
+from muster.fleet import model
 from muster_console import device_names, plots
 
 IDENTITY_KINDS: Final = {
@@ -75,7 +75,6 @@ def environment(loader: jinja2.BaseLoader) -> jinja2.Environment:
     made.globals |= {"glyphs": GLYPHS, "level_texts": LEVEL_TEXTS, "mark_rows": _MARK_ROWS}
     made.globals["mark_names"] = _MARK_NAMES
     made.globals["identity_kinds"] = IDENTITY_KINDS
-    made.globals["uncertain"] = " ".join(sorted(usage.UNCONFIRMED))
     return made
 
 

@@ -12,7 +12,6 @@ const grid = document.getElementById("grid");
 const inspector = document.getElementById("inspector");
 const search = document.getElementById("search");
 const by = document.getElementById("by");
-const uncertain = new Set(grid.dataset.uncertain.split(" "));
 
 const nodes = new Map(); // name -> node
 const groups = new Map(); // name -> group
@@ -61,13 +60,9 @@ function groupNames(node) {
   return "";
 }
 
-// what the node's status lists may not be had while its plugin does not work
-function isCertain(node) {
-  return !uncertain.has(node.verdict);
-}
-
-function usage(node, [name, usable, total]) {
-  return `${name} ${usable}/${total} ${isCertain(node) ? "usable" : "listed, unconfirmed"}`;
+// what the node's status lists may not be had while a plugin that serves it does not work
+function usage([name, usable, total, isConfirmed]) {
+  return `${name} ${usable}/${total} ${isConfirmed ? "usable" : "listed, unconfirmed"}`;
 }
 
 // a node in trouble whose plugin is healthy and has no alert, for example with silenced ones
@@ -97,9 +92,9 @@ function fill(node) {
   const head = element("span", "tile-head");
   head.append(element("b", "", node.name));
   head.append(element("span", `badge ${LEVELS[node.level]}`, label(node)));
-  const rows = node.resources.map(([name, usable, total]) => {
+  const rows = node.resources.map(([name, usable, total, isConfirmed]) => {
     const row = element("span", "tile-row");
-    row.append(element("span", "", name), element("span", "", `${usable}/${total} ${isCertain(node) ? "usable" : "listed"}`));
+    row.append(element("span", "", name), element("span", "", `${usable}/${total} ${isConfirmed ? "usable" : "listed"}`));
     return row;
   });
   if (node.alerts) {
@@ -149,9 +144,9 @@ function summarize(group) {
     if (node.element.hidden) continue;
     shown += 1;
     per[node.level] += 1;
-    for (const [name, usable, total] of node.resources) {
+    for (const [name, usable, total, isConfirmed] of node.resources) {
       const sum = resources.get(name) || [0, 0, 0];
-      if (isCertain(node)) sum[0] += usable;
+      if (isConfirmed) sum[0] += usable;
       else sum[2] += usable;
       sum[1] += total;
       resources.set(name, sum);
@@ -275,7 +270,7 @@ function inspect(cell) {
   if (!node) return;
   const parts = [described(node)];
   if (node.since) parts.push(`for ${ago(serverNow() / 1000 - node.since)}`);
-  parts.push(...node.resources.map((each) => usage(node, each)));
+  parts.push(...node.resources.map(usage));
   if (node.pool) parts.push(`pool ${node.pool}`);
   if (node.zone) parts.push(`zone ${node.zone}`);
   const text = parts.join(" · ");

@@ -1,0 +1,85 @@
+"""Pure: the silences that a program shows and applies: of very many, those that end last."""
+
+import bisect
+from datetime import datetime
+from typing import Final
+
+from muster import matching
+from muster.fleet import health_state
+
+SILENCES_MAX: Final = 1_000
+"""How many silences are applied."""
+_KNOWN_MAX: Final = 10_000
+"""How many are known, to take the place of those that end or are removed."""
+
+
+class KeptSilences:
+    """Silences by id: of all known ones, `by_id` has the `SILENCES_MAX` that end last."""
+
+    def __init__(self) -> None:
+        self.by_id: dict[str, matching.Silence] = {}
+        self._known: dict[str, matching.Silence] = {}
+        self._ends: list[tuple[datetime, str]] = []
+        """End and id of all known ones, in order."""
+        self._matchers: dict[str, tuple[matching.Matcher, ...]] = {}
+        self._active: tuple[datetime, list[str]] | None = None
+        """The silences that are active at a time: a page of nodes is read at one time."""
+
+    def receive(
+        self, key: str, silence: matching.Silence | None
+    ) -> list[tuple[matching.Matcher, ...]]:
+        """Add, replace or (None) remove a silence; return the matchers of all that changed.
+
+        Another one may take the place of this one, or lose its place to this one. Of silences that
+        are not in `by_id`, no matchers are returned.
+        """
+        before = self._known.pop(key, None)
+        if silence is not None:
+            self._known[key] = silence
+        if silence == before:
+            return []
+        if before is not None:
+            del self._ends[bisect.bisect_left(self._ends, (before.ends_at, key))]
+        if silence is not None:
+            bisect.insort(self._ends, (silence.ends_at, key))
+        changed = [self._leave(key)] if key in self.by_id else []
+        # without `key`, the others have moved by one place at most
+        limit = max(0, len(self._ends) - SILENCES_MAX)
+        last = [(silence.ends_at, key)] if silence is not None else []
+        changed += [
+            self._enter(place[1])
+            for place in dict.fromkeys([*last, *self._ends[limit : limit + 1]])
+            if place >= self._ends[limit] and place[1] not in self.by_id
+        ]
+        if limit and self._ends[limit - 1][1] in self.by_id:
+            changed.append(self._leave(self._ends[limit - 1][1]))
+        if len(self._ends) > _KNOWN_MAX:
+            del self._known[self._ends.pop(0)[1]]
+        return changed
+
+    def silence_of(self, alert: health_state.Alert, at: datetime) -> matching.Silence | None:
+        """Return the active silence that matches an alert and ends last."""
+        if self._active is None or self._active[0] != at:
+            self._active = at, [key for key, each in self.by_id.items() if each.is_active(at)]
+        labels = alert.labels if self._active[1] else {}
+        keys = (key for key in self._active[1] if matching.all_hold(self._matchers[key], labels))
+        return max((self.by_id[key] for key in keys), key=lambda each: each.ends_at, default=None)
+
+    def caveats(self, at: datetime) -> list[str]:
+        """Return why an alert may be silenced although this does not know it."""
+        limit = len(self._ends) - SILENCES_MAX
+        if limit <= 0 or self._ends[limit - 1][0] <= at:
+            return []
+        which = f"more than {SILENCES_MAX:,} silences have not ended"
+        return [f"{which}; those that end first are ignored here, so alerts may look unsilenced"]
+
+    def _enter(self, key: str) -> tuple[matching.Matcher, ...]:
+        self._active = None
+        self.by_id[key] = self._known[key]
+        self._matchers[key] = matching.parse_all(self.by_id[key].matchers)
+        return self._matchers[key]
+
+    def _leave(self, key: str) -> tuple[matching.Matcher, ...]:
+        self._active = None
+        del self.by_id[key]
+        return self._matchers.pop(key)
