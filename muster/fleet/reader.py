@@ -1,11 +1,10 @@
 """Adapter: HTTP and NATS: keeps a `FleetModel` current, and passes on the events of the bus.
 
 All nodes are read continuously, page by page. An event about a node makes the reader read that
-node at once; if many nodes change together, it reads all pages without pauses instead.
+node at once; if many nodes change together, it reads all pages without pauses instead (`rounds`).
 """
 
 import asyncio
-import collections
 import contextlib
 import functools
 import urllib.parse
@@ -15,18 +14,13 @@ from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from muster import blocking, codec, matching, vocabulary
-from muster.fleet import health_client, health_state, model
+from muster.fleet import health_client, health_state, model, rounds
 from muster.nats import connection, consumers, storage, streams
 
 PAGE_NODES: Final = 500
-_PAGE_S: Final = 2.0
-"""The pause between two pages: health composes a page on its event loop, in about 20 ms."""
-_HURRY_S: Final = 5.0
-"""The minimum time between two rounds without pauses."""
 _RETRY_S: Final = (0.5, 5.0)
 _SETTLE_S: Final = 0.3
 """How long to collect events before their nodes are read; health receives them at the same time."""
-_NODES_AT_ONCE_MAX: Final = 20
 _READ_S: Final = 10.0
 _PAST: Final = timedelta(hours=1)
 _NOT_OF_INTEREST: Final = (vocabulary.InventoryReported, vocabulary.WatchdogTicked)
@@ -66,10 +60,10 @@ class FleetReader:
         self._listeners = listeners
         self._reading = blocking.Serial()
         self._clock = asyncio.get_running_loop().time
-        self._changed: collections.OrderedDict[str, None] = collections.OrderedDict()
+        self._changed = rounds.ChangedNodes()
         self._has_changed = asyncio.Event()
-        self._hurry = asyncio.Event()
-        self._hurried_at = float("-inf")
+        self._rounds = rounds.Rounds(self._clock())
+        self._is_round_wanted = asyncio.Event()
 
     @property
     def is_bus_connected(self) -> bool:
@@ -131,8 +125,12 @@ class FleetReader:
 
     async def _read_all(self) -> None:
         """Read page after page; after a failure, the same page again."""
-        after, wait_s = "", _RETRY_S[0]
+        wait_s = _RETRY_S[0]
         while True:
+            await self._pause()
+            after = self._rounds.next_page(self._clock())
+            if not self._rounds.is_wanted:
+                self._is_round_wanted.clear()
             try:
                 page = await self._page(after)
             except (ConnectionError, health_client.UnreadableState) as error:
@@ -145,13 +143,17 @@ class FleetReader:
             self.fleet.receive_page(page, after=after, now=now, at=at)
             self._listeners.on_state(page)
             self._listeners.on_change()
-            after, wait_s = page.next, _RETRY_S[0]
-            if self._hurry.is_set() and not after:
-                self._hurry.clear()
-            if self.fleet.is_complete and not (after and self._hurry.is_set()):
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(_PAGE_S):
-                        await self._hurry.wait()
+            self._rounds.receive_page(page.next)
+            wait_s = _RETRY_S[0]
+
+    async def _pause(self) -> None:
+        """Wait before the next page, for a shorter time if a fast round is wanted."""
+        if not self._rounds.is_wanted:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._rounds.pause_s(self._clock())):
+                    await self._is_round_wanted.wait()
+        if self._rounds.is_wanted:
+            await asyncio.sleep(self._rounds.pause_s(self._clock()))
 
     async def _read_changed(self) -> None:
         """Read the nodes that events concern."""
@@ -159,24 +161,21 @@ class FleetReader:
             await self._has_changed.wait()
             await asyncio.sleep(_SETTLE_S)
             self._has_changed.clear()
-            names, self._changed = list(self._changed), collections.OrderedDict()
-            if len(names) > _NODES_AT_ONCE_MAX and self._may_hurry():
-                self._hurry.set()
-                continue
-            # what is left out is read with its page
-            for name in names[:_NODES_AT_ONCE_MAX]:
-                with contextlib.suppress(ConnectionError, health_client.UnreadableState):
-                    state = await self.node(name)
-                    at = datetime.now(UTC)
-                    self.fleet.receive_node(state, name, now=self._clock(), at=at)
-                    self._listeners.on_state(state)
-                    self._listeners.on_change()
+            names = self._changed.take()
+            if names is None or not await self._read_nodes(names):
+                self._rounds.want()
+                self._is_round_wanted.set()
 
-    def _may_hurry(self) -> bool:
-        now = self._clock()
-        if now - self._hurried_at < _HURRY_S:
-            return False
-        self._hurried_at = now
+    async def _read_nodes(self, names: Sequence[str]) -> bool:
+        """Read these nodes; return whether all could be read."""
+        for name in names:
+            try:
+                state = await self.node(name)
+            except (ConnectionError, health_client.UnreadableState):
+                return False
+            self.fleet.receive_node(state, name, now=self._clock(), at=datetime.now(UTC))
+            self._listeners.on_state(state)
+            self._listeners.on_change()
         return True
 
     async def _follow(self, stream: streams.Stream) -> None:
@@ -189,7 +188,7 @@ class FleetReader:
                 continue
             self._listeners.on_event(event)
             if not isinstance(event.data, _NO_CHANGE):
-                self._changed[event.node] = None
+                self._changed.add(event.node)
                 self._has_changed.set()
 
     async def _follow_silences(self) -> None:

@@ -1,0 +1,74 @@
+"""Pure: what to read of health's state next: the pages of all nodes, and single nodes that changed.
+
+All nodes are read round after round, page by page. Too many changed nodes are not read one by one:
+a fast round is wanted for them instead, which reads every page once more.
+
+| round | wanted | after a page | after the last page |
+|---|---|---|---|
+| slow | no | pause | pause, next slow round |
+| slow | yes | pause until it may begin, then a fast round from the first page | the same |
+| fast | no | go on at once | pause, next slow round |
+| fast | yes | go on at once | pause until it may begin, then a fast round |
+
+A fast round that has begun is finished, or under constant change the last pages would never be
+read. It may begin `FAST_S` after the last one began. The first round is fast.
+"""
+
+from typing import Final
+
+NODES_AT_ONCE_MAX: Final = 20
+"""How many changed nodes are read one by one."""
+PAGE_S: Final = 2.0
+"""The pause between two pages: health composes a page on its event loop, in about 20 ms."""
+FAST_S: Final = 5.0
+
+
+class Rounds:
+    """The position in the present round, and whether a fast one is wanted."""
+
+    def __init__(self, now: float) -> None:
+        self.is_wanted = False
+        self._after = ""
+        self._is_fast = True
+        self._began_at = now
+
+    def want(self) -> None:
+        """Read all nodes again from now on, in a fast round."""
+        self.is_wanted = True
+
+    def receive_page(self, following: str) -> None:
+        """Record that a page was read, and the name with which the next one begins."""
+        self._after = following
+        self._is_fast = self._is_fast and bool(following)
+
+    def pause_s(self, now: float) -> float:
+        """Return how long to wait before the next page, unless a round is wanted meanwhile."""
+        if self._is_fast:
+            return 0.0
+        if self.is_wanted:
+            return min(PAGE_S, max(0.0, self._began_at + FAST_S - now))
+        return PAGE_S
+
+    def next_page(self, now: float) -> str:
+        """Return the name after which the next page begins; begin the fast round that is wanted."""
+        if self.is_wanted and not self._is_fast and now >= self._began_at + FAST_S:
+            self._after, self.is_wanted = "", False
+            self._is_fast, self._began_at = True, now
+        return self._after
+
+
+class ChangedNodes:
+    """The nodes that changed since the last `take`, or that there were too many of them."""
+
+    def __init__(self) -> None:
+        self._names: dict[str, None] = {}
+
+    def add(self, name: str) -> None:
+        """Record that a node has changed."""
+        if len(self._names) <= NODES_AT_ONCE_MAX:
+            self._names[name] = None
+
+    def take(self) -> tuple[str, ...] | None:
+        """Return the nodes in the order of their change; None if all must be read."""
+        names, self._names = tuple(self._names), {}
+        return names if len(names) <= NODES_AT_ONCE_MAX else None
