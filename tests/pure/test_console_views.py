@@ -339,6 +339,16 @@ def test_ages_of_heartbeats_are_counted_by_the_oldest_of_each_node() -> None:
     assert plots.oldest(shown) == (("a", 7.0), ("c", 2.5))
 
 
+def test_a_node_of_which_only_watched_plugins_are_left_has_no_age_any_more() -> None:
+    ages = heartbeat_ages.HeartbeatAges()
+    watched = plugin(node="a", watched="x/y", beat_age_s=99.0, interval_s=1.0)
+    beats = [plugin(node=node, plugin="p", beat_age_s=3.0, interval_s=1.0) for node in "ab"]
+    ages.receive(state(watched, *beats))
+    assert ages.of({"a", "b"}) == dict.fromkeys("ab", heartbeat_ages.Age(3.0, 3.0))
+    ages.receive(state(watched))
+    assert ages.of({"a", "b"}) == {"b": heartbeat_ages.Age(3.0, 3.0)}
+
+
 @given(st.lists(st.integers(0, 5_000), max_size=14))
 def test_columns_stay_within_their_drawing(counts: list[int]) -> None:
     days = [(AT.date() - timedelta(days=n), {"critical": c}) for n, c in enumerate(counts)]

@@ -26,6 +26,7 @@ class HeartbeatAges:
         """Store the ages in health's state, or in one page of it."""
         ages: dict[str, Age] = {}
         for plugin in state.plugins:
+            self._oldest.pop(plugin.node, None)
             if plugin.watched:
                 continue  # observed by an agent, so it sends no heartbeats
             age = _age(plugin)
