@@ -64,6 +64,7 @@ class Page:
         self._details: list[details.Detail] = []
         self._revision = -1
         self._shown_alerts: object = None
+        self._silenced = 0
         self._numbered = 0
         self._body_height = 1
         self._has_places = False
@@ -108,6 +109,9 @@ class Page:
             self.alerts.replace(
                 rows.Alert(alert, self._fleet.silence_of(alert, at)) for alert in alerts
             )
+            is_cut = len(alerts) < len(self._fleet.alerts)
+            listed = sum(item.silence is not None for item in self.alerts.items())
+            self._silenced = self._fleet.silenced(at) if is_cut else listed
 
     def receive_events(self, entries: Iterable[rows.Entry]) -> None:
         """Add events to the tail, ordered by time among themselves."""
@@ -281,9 +285,8 @@ class Page:
 
     def _alert_count(self) -> str:
         total = len(self._fleet.alerts)
-        silenced = sum(1 for item in self.alerts.items() if item.silence is not None)
         text = f"{wording.counted(total, 'alert')} firing" if total else "no alert is firing"
-        return f"{text}, {silenced} silenced" if silenced else text
+        return f"{text}, {self._silenced} silenced" if self._silenced else text
 
     def _notes(self, width: int, problem: str, bus_problem: str) -> list[Line]:
         """Return why the shown state may be wrong, the most important reason first."""

@@ -194,6 +194,12 @@ class FleetModel:
         """Return the active silence that matches an alert and ends last."""
         return self._silences.silence_of(alert, at)
 
+    def silenced(self, at: datetime) -> int:
+        """Return how many of all alerts are silenced; those of a node, when it was last read."""
+        elsewhere = [each for each in self._fleet_alerts() if each.node not in self._facts]
+        of_nodes = sum(node.silenced for node in self.nodes.values())
+        return of_nodes + sum(self.silence_of(each, at) is not None for each in elsewhere)
+
     def problem(self, now: float) -> str:
         """Return why the state may be old or incomplete; empty while health answers."""
         why = f": {self._failure}" if self._failure else ""

@@ -309,6 +309,14 @@ def test_a_broken_plugin_makes_only_its_own_resources_listed() -> None:
     ]
 
 
+def test_silenced_alerts_are_counted_beyond_those_that_are_listed() -> None:
+    names = [f"node-{number:04}" for number in range(top_page.ALERTS_MAX + 3)]
+    known = fleet(*(plugin(name, alert(name)) for name in names))
+    # sorted after all that are listed
+    known.receive_silence("s1", silence(f"node=~{'|'.join(names[-2:])}"), at=T0)
+    assert " 2003 alerts firing, 2 silenced" in screen(page_of(known), 120)[0]
+
+
 def test_an_event_has_the_same_words_in_every_command() -> None:
     change = event(
         vocabulary.VerdictChanged(
