@@ -28,7 +28,7 @@ class DeadLetter:
     @property
     def id(self) -> str:
         """The dead letter's id for people."""
-        return self.subject.rpartition(".")[2][:_ID_SHOWN]
+        return id_of(self.subject)
 
     @property
     def is_notification(self) -> bool:
@@ -67,6 +67,11 @@ class DeadLetter:
     def summary(self) -> dict[str, str]:
         """Return the dead letter for programs, without its body."""
         return {"id": self.id, "subject": self.subject, **self.headers}
+
+
+def id_of(subject: str) -> str:
+    """Return the id, for people, of the dead letter on a subject."""
+    return subject.rpartition(".")[2][:_ID_SHOWN]
 
 
 @dataclass(frozen=True, slots=True)

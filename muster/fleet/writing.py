@@ -4,7 +4,8 @@
 time limit. Those that write a silence raise `jetstream.Refused`.
 """
 
-from collections.abc import Mapping
+import heapq
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Final
 
@@ -12,6 +13,8 @@ from muster import matching
 from muster.fleet import dead_letters
 from muster.nats import connection, storage, streams
 
+_READ_AT_ONCE: Final = 100
+"""How many letters, with their bodies, are in memory at once."""
 _KEPT: Final = timedelta(days=5)
 """How long an expired silence can still be listed, as in Alertmanager."""
 
@@ -69,12 +72,51 @@ async def expire_silence(
 
 
 async def read_dead_letters(
-    link: connection.Connection, subjects: str = dead_letters.SUBJECTS, *, most: int | None = None
+    link: connection.Connection, subjects: str = dead_letters.SUBJECTS, *, letter_id: str = ""
 ) -> tuple[list[dead_letters.DeadLetter], int]:
-    """Return the dead letters on these subjects, at most this many, and how many there are."""
+    """Return the dead letters on these subjects, and how many there are.
+
+    With `letter_id`, only those with this id are read and counted.
+    """
     names = await storage.waiting_subjects(link, streams.DEAD_LETTERS, subjects)
-    messages = await storage.newest_messages(link, streams.DEAD_LETTERS, names[:most])
-    return [dead_letters.DeadLetter(*message) for message in messages], len(names)
+    wanted = [name for name in names if letter_id in {"", dead_letters.id_of(name)}]
+    messages = await storage.newest_messages(link, streams.DEAD_LETTERS, wanted)
+    return [dead_letters.DeadLetter(*message) for message in messages], len(wanted)
+
+
+class NewestLetters:
+    """Reads the newest dead letters on some subjects, as often as it is asked.
+
+    NATS lists the subjects, but not when their messages were stored. So each letter is downloaded
+    once to find out, and from then on only new ones and the newest are.
+    """
+
+    def __init__(self, link: connection.Connection, subjects: str, *, most: int) -> None:
+        self._link = link
+        self._subjects = subjects
+        self._most = most
+        self._numbers: dict[str, int] = {}
+        """By subject."""
+
+    async def read(self) -> tuple[list[dead_letters.DeadLetter], int]:
+        """Return the letters, newest first, and how many there are; a new call goes on if cut off.
+
+        A letter that was replaced while it was not among the newest keeps its old place.
+        """
+        names = await storage.waiting_subjects(self._link, streams.DEAD_LETTERS, self._subjects)
+        self._numbers = {name: self._numbers[name] for name in names if name in self._numbers}
+        unknown = [name for name in names if name not in self._numbers]
+        for start in range(0, len(unknown), _READ_AT_ONCE):
+            await self._read(unknown[start : start + _READ_AT_ONCE])
+        newest = heapq.nlargest(self._most, self._numbers, key=self._numbers.__getitem__)
+        letters = await self._read(newest)
+        return sorted(letters, key=lambda each: each.number, reverse=True), len(names)
+
+    async def _read(self, names: Sequence[str]) -> list[dead_letters.DeadLetter]:
+        messages = await storage.newest_messages(self._link, streams.DEAD_LETTERS, names)
+        letters = [dead_letters.DeadLetter(*message) for message in messages]
+        self._numbers |= {each.subject: each.number for each in letters}
+        return letters
 
 
 async def send_again(link: connection.Connection, letter: dead_letters.DeadLetter) -> bool:

@@ -117,8 +117,9 @@ class Acts:
         """Put a dead letter back into the outbox. Raises Failed."""
 
         async def work() -> _Result:
-            every, _ = await writing.read_dead_letters(self._bus.link, dead_letters.NOTIFICATIONS)
-            letters = [each for each in every if each.id == letter_id]
+            letters, _ = await writing.read_dead_letters(
+                self._bus.link, dead_letters.NOTIFICATIONS, letter_id=letter_id
+            )
             for letter in letters:
                 await writing.send_again(self._bus.link, letter)
             if not letters:

@@ -187,19 +187,17 @@ class Live:
 
     async def _read_dead_letters(self) -> None:
         """Read the dead letters after each failed notification, and periodically."""
+        letters = writing.NewestLetters(self._link, dead_letters.NOTIFICATIONS, most=_LETTERS_MAX)
         while True:
             self._letters_changed.clear()
             try:
                 async with asyncio.timeout(_LETTERS_WAIT_S):
-                    letters, total = await writing.read_dead_letters(
-                        self._link, dead_letters.NOTIFICATIONS, most=_LETTERS_MAX
-                    )
+                    newest, total = await letters.read()
             except TimeoutError:
                 known = self.history.dead_letters
                 problem = f"NATS has not answered for {_LETTERS_WAIT_S:g} s"
                 now_dead = msgspec.structs.replace(known, problem=problem)
             else:
-                newest = sorted(letters, key=lambda each: each.number, reverse=True)
                 # the bodies are not shown, and thousands of them would take much memory
                 shown = tuple(dataclasses.replace(each, body=b"") for each in newest)
                 now_dead = alert_history.DeadLetters(letters=shown, total=total, problem="")
