@@ -80,7 +80,7 @@ def missing(*extras: str) -> str | None:
     absent = [e for e in extras if not all(_is_there(m) for m in _NEEDS.get(e, ()))]
     if not absent:
         return None
-    return f"not installed: {how_to_install(*absent)}"
+    return f"required packages are not installed: run {how_to_install(*absent)}"
 
 
 def how_to_install(*extras: str) -> str:
@@ -88,7 +88,9 @@ def how_to_install(*extras: str) -> str:
     names = ",".join(extras)
     origin = _origin()
     if origin is None:
-        return f"pip install '.[{names}]' in muster's source tree (its wheel: 'FILE.whl[{names}]')"
+        return (
+            f"pip install '.[{names}]' in muster's source tree, or 'FILE.whl[{names}]' for a wheel"
+        )
     return f"pip install {origin.replace('[]', f'[{names}]')}"
 
 

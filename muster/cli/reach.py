@@ -153,7 +153,7 @@ async def open_bus(
 
 
 class _Thread:
-    """Forwards connections in its own event loop."""
+    """A thread that forwards local ports to pods of the cluster, in an event loop of its own."""
 
     def __init__(self, opening: "_Opening") -> None:
         self._opening = opening

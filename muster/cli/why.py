@@ -15,6 +15,8 @@ from muster.service import validation
 _HEALTHY: Final = vocabulary.Verdict.HEALTHY.value
 _CHANGES_MAX: Final = 30
 _MOUNTS_MAX: Final = 100
+_PODS_MAX: Final = 5
+"""The number of pods that an alert's line names; all are listed below."""
 _EVENTS_MAX: Final = 10_000
 """The number of events that `muster.events` can order; later events are not received."""
 _CUT: Final = "  later changes are omitted (too many); use a later --since"
@@ -55,6 +57,11 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
         """Return the alerts about the node itself, not about a plugin."""
         of_fleet = self.state.fleet.alerts if self.state else ()
         return [alert for alert in of_fleet if alert.node == self.node]
+
+    @property
+    def plugin_alerts(self) -> list[health_state.Alert]:
+        """Return the alerts about the shown plugins."""
+        return [alert for plugin in self.plugins for alert in plugin.alerts]
 
     @property
     def changes(self) -> list[codec.CloudEvent]:
@@ -122,9 +129,10 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
                 holders |= {(resource, id_): event.data.pod for id_ in event.data.device_ids}
         # a device that another pod got later is not held by the earlier one any more
         reasons = {pod: reasons[pod] for pod in dict.fromkeys(holders.values())}
-        for plugin in self.plugins:
-            for alert in plugin.alerts:
-                reasons.update((pod, f"named by the alert {alert.kind}") for pod in alert.pods)
+        for alert in self.plugin_alerts:
+            for pod in alert.pods:
+                got = f"{reasons[pod]}; " if pod in reasons else ""
+                reasons[pod] = f"{got}named by the alert {alert.kind}"
         return sorted(reasons.items())
 
 
@@ -143,11 +151,22 @@ def unknown_name(view: NodeView) -> str:
     if view.alerts and view.only is None:
         return ""
     names = sorted({plugin.node for plugin in view.state.plugins})
-    near = validation.near(view.node, names)
+    near = _node_of_pod(view) or validation.near(view.node, names)
     name = validation.key_name(view.node)
     # with several fleets on a machine, the wrong one may have answered
     source = f"; according to health at {texts.plain(view.source)}" if view.source else ""
     return f"no plugin and no event from node {name}{'; ' if near else ''}{near}{source}"
+
+
+def _node_of_pod(view: NodeView) -> str:
+    """Return on which node an alert names a pod of the requested name; empty if none does."""
+    wanted = view.node.rpartition("/")
+    for alert in view.state.alerts if view.state else ():
+        for pod in alert.pods:
+            namespace, _, name = pod.rpartition("/")
+            if name == wanted[2] and wanted[0] in {"", namespace}:
+                return texts.plain(f"the pod {pod} is on {alert.node}: muster why {alert.node}")
+    return ""
 
 
 def report(view: NodeView) -> dict[str, object]:
@@ -174,6 +193,7 @@ def lines(view: NodeView) -> list[str]:
     if view.state is not None:
         text.append(f"health    {texts.plain(view.source or '')}")
         text += [f"  note    {note}" for note in view.state.caveats()]
+        text += [f"alerts    {_most_urgent(view)}"]
         if not view.plugins:
             text += ["", f"{texts.plain(view.node)}: health tracks no plugin on this node"]
         for alert in view.alerts:
@@ -202,6 +222,27 @@ def lines(view: NodeView) -> list[str]:
         text += [] if view.changes else ["  none"]
         text += [_CUT] if view.is_cut else []
     return text[1:] if text[:1] == [""] else text
+
+
+def _most_urgent(view: NodeView) -> str:
+    """Return the most urgent alert with the pods that it names, and the number of all alerts."""
+    every = [*view.alerts, *view.plugin_alerts]
+    if not every:
+        return "0 firing"
+    first = min(every, key=lambda alert: (alert.fingerprint in view.silences, alert.urgency))
+    silenced = "silenced, " if first.fingerprint in view.silences else ""
+    text = f"{len(every)} firing; {silenced}{first.severity}: {first.reason}"
+    return texts.plain(text + (f"; {_pods(first)}" if first.pods or first.devices else ""))
+
+
+def _pods(alert: health_state.Alert) -> str:
+    """Return the pods that an alert names, or that it names none."""
+    total = max(alert.pods_total, len(alert.pods))
+    if not total:
+        return "no pod is known to use it"
+    named = ", ".join(alert.pods[:_PODS_MAX])
+    more = f" and {total - _PODS_MAX} more" if total > _PODS_MAX else ""
+    return f"used by {named}{more}"
 
 
 def _plugin(plugin: health_state.Plugin, view: NodeView) -> Iterable[str]:
@@ -280,8 +321,8 @@ def alert_lines(
     past = "past, " if alert.recovery else ""
     for evidence in alert.evidence if alert.evidence != shown else ():
         yield f"    evidence   {past}{texts.plain(f'{evidence.source}: {evidence.observed}')}"
-    if alert.pods_total > len(alert.pods):
-        yield f"    pods       {alert.pods_total}; the first {len(alert.pods)} are named below"
+    if alert.pods or alert.devices:
+        yield f"    pods       {texts.plain(_pods(alert))}"
     if alert.advice or alert.runbook:
         todo = "; ".join(part for part in (alert.advice, alert.runbook) if part)
         yield f"    what to do {texts.plain(todo)}"

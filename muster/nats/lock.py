@@ -204,7 +204,7 @@ class Lock(leadership.Election):
 
     def _note_error(self, error: str) -> None:
         if not self._error:
-            logs.logger().warning("lock_unavailable", error=error)
+            logs.logger().warning("lock_unavailable", lock=self._key.name, error=error)
         self._error = error
 
 

@@ -125,8 +125,8 @@ def test_the_documented_commands_leave_the_cluster_as_it_was(
     with_muster = labelled.snapshot()
     shown = labelled.shell(show, tmp_path)
     assert shown.splitlines()[1:3] == [
-        "namespace muster, with everything in it",
-        "labels, annotations and conditions of muster on 1 node",
+        "namespace muster and all objects in it",
+        "the labels, annotations and conditions that muster wrote on 1 node",
     ]
     assert labelled.snapshot() == with_muster
     printed = labelled.shell(remove, tmp_path)

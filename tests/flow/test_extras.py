@@ -128,7 +128,9 @@ def test_with_the_extra_cli_alone_a_command_that_needs_more_names_its_extra(
 ) -> None:
     done = start(MUSTER, sites("cli"), tmp_path, "", name, "--help")
     extras = "console" if name == "console" else "plugin,local"
-    problem = f"muster {name}: not installed: pip install '.[{extras}]' in muster's source "
+    problem = (
+        f"muster {name}: required packages are not installed: run pip install '.[{extras}]' in "
+    )
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith(problem)
 

@@ -111,8 +111,11 @@ print(commands.muster(), commands.plugin())
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout == "1 1\n"
     assert done.stderr.splitlines() == [
-        f"muster: not installed: {commands.how_to_install('cli')}",
-        f"muster-plugin: not installed: {commands.how_to_install('plugin')}",
+        f"muster: required packages are not installed: run {commands.how_to_install('cli')}",
+        (
+            "muster-plugin: required packages are not installed: "
+            f"run {commands.how_to_install('plugin')}"
+        ),
     ]
 
 

@@ -288,14 +288,55 @@ def test_the_pods_that_a_failed_plugin_affects_are_named_or_counted() -> None:
     view = why.NodeView(
         node="a", source="x", state=state(plugin("a", alerts=[alert])), events=None, since="1d"
     )
-    assert why.lines(view)[-6:] == [
-        "    pods       40; the first 2 are named below",
+    shown = why.lines(view)
+    assert shown[1] == "alerts    1 firing; critical: s; used by ml/a, ml/b and 38 more"
+    assert shown[-6:] == [
+        "    pods       used by ml/a, ml/b and 38 more",
         "    what to do look",
         "",
         "pods (some may have ended)",
         "  ml/a: named by the alert plugin_down",
         "  ml/b: named by the alert plugin_down",
     ]
+
+
+def test_the_most_urgent_alert_that_is_not_silenced_is_shown_first() -> None:
+    late = {"severity": "critical", "summary": "late", "starts_at": AT + timedelta(seconds=1)}
+    early = {"severity": "critical", "summary": "early", "starts_at": AT, "fingerprint": "f"}
+    lost = {"severity": "warning", "summary": "lost", "devices": ["g"], "starts_at": AT}
+    quiet = matching.Silence(
+        id="s", matchers=("node=a",), starts_at=AT, ends_at=AT, author="ann", comment="disk"
+    )
+
+    def first(*alerts: dict[str, object], silences: dict[str, matching.Silence]) -> str:
+        failed = state(plugin("a", alerts=alerts))
+        view = why.NodeView(
+            node="a", source="x", state=failed, events=None, since="1d", silences=silences
+        )
+        return why.lines(view)[1]
+
+    three = (lost, late, early)
+    assert first(*three, silences={}) == "alerts    3 firing; critical: early"
+    assert first(*three, silences={"f": quiet}) == "alerts    3 firing; critical: late"
+    assert first(early, silences={"f": quiet}) == "alerts    1 firing; silenced, critical: early"
+    text = "alerts    1 firing; warning: lost; no pod is known to use it"
+    assert first(lost, silences={}) == text
+
+
+@pytest.mark.parametrize(
+    ("wanted", "hint"),
+    [
+        ("training", "; the pod ml/training is on a: muster why a"),
+        ("ml/training", "; the pod ml/training is on a: muster why a"),
+        ("other/training", ""),
+    ],
+)
+def test_a_pod_that_is_asked_for_as_a_node_leads_to_its_node(wanted: str, hint: str) -> None:
+    firing = plugin("a", alerts=[{"node": "a", "pods": ["ml/training"]}])
+    view = why.NodeView(node=wanted, source="x", state=state(firing), events=[], since="1d")
+    assert why.unknown_name(view) == (
+        f"no plugin and no event from node {wanted}{hint}; according to health at x"
+    )
 
 
 def test_an_unknown_node_is_named_with_the_nearest_name() -> None:
@@ -427,8 +468,9 @@ def test_an_alert_about_a_whole_node_is_shown_with_the_node() -> None:
 def test_a_removed_node_still_has_its_last_changes() -> None:
     view = why.NodeView(node="a", source="x", state=state(), events=past_events(1), since="1d")
     assert why.unknown_name(view) == ""
-    assert why.lines(view)[:5] == [
+    assert why.lines(view)[:6] == [
         "health    x",
+        "alerts    0 firing",
         "",
         "a: health tracks no plugin on this node",
         "",

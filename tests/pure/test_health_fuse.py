@@ -141,7 +141,7 @@ def published(world: World) -> list[vocabulary.AlertChanged]:
             DEAD,
             AlertKind.FUSE_DAEMON_DIED,
             "warning",
-            "the program of a FUSE mount has ended",
+            "the program that served a FUSE mount has ended",
         ),
         (
             LINGERING,

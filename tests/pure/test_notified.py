@@ -33,13 +33,13 @@ def announced(**receivers: str) -> vocabulary.ReceiversConfigured:
 def test_nobody_is_notified_until_there_is_a_receiver_besides_the_console(
     receivers: dict[str, str], problem: str
 ) -> None:
-    known = notified.Notified(began_at=100.0)
+    known = notified.ReceiverStatus(began_at=100.0)
     known.observe(announced(**receivers), 110.0)
     assert known.problem(120.0)[: len(NOBODY)] == problem
 
 
 def test_a_notifier_that_says_nothing_for_three_minutes_is_reported() -> None:
-    known = notified.Notified(began_at=100.0)
+    known = notified.ReceiverStatus(began_at=100.0)
     assert [known.problem(now) for now in (100.0, 280.0, 281.0)] == ["", "", NO_NOTIFIER]
     known.observe(announced(ops="slack"), 300.0)
     assert [known.problem(now) for now in (480.0, 481.0)] == ["", NO_NOTIFIER]
@@ -73,7 +73,7 @@ def test_the_notifiers_own_alerts_are_in_status_until_it_falls_silent() -> None:
         summary="notifications could not be delivered",
         starts_at=T0,
     )
-    known = notified.Notified(began_at=100.0)
+    known = notified.ReceiverStatus(began_at=100.0)
     known.observe(msgspec.structs.replace(announced(ops="slack"), alerts=(alert,)), 110.0)
     assert [known.alerts(now) for now in (290.0, 291.0)] == [(alert,), ()]
     service = {"leads": 1, "notifier_alerts": known.alerts(120.0)}
@@ -86,7 +86,7 @@ def test_the_notifiers_own_alerts_are_in_status_until_it_falls_silent() -> None:
 
 
 def test_receivers_that_the_notifier_leaves_out_are_named() -> None:
-    known = notified.Notified(began_at=100.0)
+    known = notified.ReceiverStatus(began_at=100.0)
     known.observe(msgspec.structs.replace(announced(ops="slack"), refused=("a", "b")), 110.0)
     left_out = "the notifier ignores receivers, as its log explains: a, b"
     assert known.problem(120.0) == left_out

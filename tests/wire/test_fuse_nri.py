@@ -109,7 +109,7 @@ def test_a_container_created_while_no_plugin_ran_is_reported_and_the_next_has_it
     pod = runtime.pod(ANNOTATED)
     assert device_of(pod.start("before")) == ABSENT
     with running(runtime.nri) as plugin:
-        reported = plugin.logged("container_without_device")
+        reported = plugin.logged("container_lacks_dev_fuse")
         assert (reported["namespace"], reported["container"]) == ("default", "before")
         assert plugin.metric("muster_fuse_nri_without_device_total") == 1
         assert device_of(pod.start("after")) == DEVICE
@@ -150,7 +150,7 @@ def test_a_plugin_that_hangs_loses_its_connection_and_returns_when_it_goes_on(
     hung = pod.start("hung")
     plugin.process.send_signal(signal.SIGCONT)
     plugin.logged("nri_disconnected")
-    assert plugin.logged("container_without_device")["container"] == "hung"
+    assert plugin.logged("container_lacks_dev_fuse")["container"] == "hung"
     assert device_of(hung) == ABSENT
     assert device_of(pod.start("after")) == DEVICE
 

@@ -183,8 +183,10 @@ async def hangs(world: nats_with_gate.World) -> None:
     async with await asyncio.start_server(drip, "127.0.0.1", port):
         gate = world.gates[1]
         await gate.start()
-        await bus_subjects.until(lambda: bool(world.logged("keys_unavailable")))
-        assert "no complete answer within 2 s" in world.logged("keys_unavailable")[-1]["error"]
+        await bus_subjects.until(lambda: bool(world.logged("token_keys_unavailable")))
+        assert (
+            "no complete answer within 2 s" in world.logged("token_keys_unavailable")[-1]["error"]
+        )
         async with asyncio.timeout(30):
             await gate.end()
 

@@ -357,13 +357,13 @@ def test_an_annotated_pod_needs_an_agent_a_namespace_and_its_order(here: Cluster
             "FUSE005",
             "warn",
             "a",
-            f"{REQUIRED} is not enforced here: default/lost runs without the plugin",
+            f"the runtime ignores {REQUIRED}: default/lost runs without muster-fuse-nri",
         ),
         (
             "FUSE006",
             "warn",
             "default/early",
-            "it started before the plugin on its node, perhaps without the device",
+            "it started before muster-fuse-nri on its node, so it may lack /dev/fuse",
         ),
     ]
 

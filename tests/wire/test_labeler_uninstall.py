@@ -43,8 +43,8 @@ def test_without_muster_it_says_so(here: Cluster) -> None:
 def test_it_removes_the_namespace_and_what_is_ours_on_nodes(here: Cluster) -> None:
     here.put(_namespace(**PART), node("a", labels={GFD: "Tesla-T4"}), node("b"))
     here.apply("a", {KEY: "t4"})
-    shown = f"{_name(here)}:\nnamespace muster, with everything in it\n"
-    shown += "labels, annotations and conditions of muster on 1 node\n"
+    shown = f"{_name(here)}:\nnamespace muster and all objects in it\n"
+    shown += "the labels, annotations and conditions that muster wrote on 1 node\n"
     assert here.run("uninstall", "--dry-run") == (0, shown, "")
     assert here.labels("a") == {GFD: "Tesla-T4", KEY: "t4"}
     code, out, _ = here.run("uninstall", "--yes")
@@ -131,7 +131,7 @@ def test_without_a_terminal_and_without_yes_nothing_is_removed(
         2,
         f"muster uninstall: {question} stdin is not a terminal; use --yes\n",
     )
-    shown = f"{_name(here)}:\nnamespace muster, with everything in it\n"
+    shown = f"{_name(here)}:\nnamespace muster and all objects in it\n"
     assert here.run("uninstall", "--dry-run")[1] == shown
 
 

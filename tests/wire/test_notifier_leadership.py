@@ -92,7 +92,7 @@ def test_of_two_notifiers_one_leads_and_the_other_takes_over(tmp_path: pathlib.P
         first = await pair.start("first")
         await pair.notified_of(1)
         second = await pair.start("second")
-        await pair.logs("second", "waiting_for_lock")
+        await pair.logs("second", "standing_by")
         # a rollout, and an eviction, wait until both are ready
         assert [await pair.get(notifier, "/readyz") for notifier in (first, second)] == [
             b"ok\n"
@@ -105,7 +105,7 @@ def test_of_two_notifiers_one_leads_and_the_other_takes_over(tmp_path: pathlib.P
         await pair.notified_of(4)
         assert "leadership_won" in pair.log("second")
         await pair.start("third")
-        await pair.logs("third", "waiting_for_lock")
+        await pair.logs("third", "standing_by")
         await second.end()
         await pair.notified_of(5)
         assert len({message.key for message in pair.sink.taken}) == len(pair.sink.taken) == 5
@@ -162,7 +162,7 @@ def test_receivers_hear_once_that_nats_is_lost_and_once_that_it_is_back(
         await pair.start("first", patience_s=2.0)
         await pair.notified_of(1)
         await pair.start("second", patience_s=2.0)
-        await pair.logs("second", "waiting_for_lock")
+        await pair.logs("second", "standing_by")
         await pair.world.server.kill()
         await pair.sink.wait_for(lambda _: bool(of_outage(pair)), 30)
         third = await pair.start("third", patience_s=2.0)

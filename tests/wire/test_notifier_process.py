@@ -188,7 +188,7 @@ def test_while_nobody_is_notified_the_log_the_metric_and_the_bus_say_so(
             assert isinstance(event.data, vocabulary.ReceiversConfigured)
             assert event.data.receivers == {"console": "console"}
             break
-        assert len(made.log("receivers_missing")) == 1
+        assert len(made.log("no_receiver_for_people")) == 1
         metrics = (await made.get("/metrics"))[1].decode().splitlines()
         assert 'muster_notifier_receivers{kind="console"} 1.0' in metrics
         assert 'muster_notifier_receivers{kind="slack"} 0.0' in metrics
@@ -507,7 +507,7 @@ async def replay(made: World, letter: dead_letters.DeadLetter) -> None:
     link, again = made.bus.link, dead_letters.again(letter)
 
     def decided() -> int:
-        return len(made.log("replay_left_to_group") + made.log("replay_outdated"))
+        return len(made.log("replay_sent_as_group") + made.log("replay_outdated"))
 
     before = decided()
     while decided() == before:

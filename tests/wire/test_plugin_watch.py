@@ -290,7 +290,7 @@ def test_a_plugin_without_resources_of_its_own_watches_others(root: Path) -> Non
             configuration["bus"] = {"url": server.url}
             file.write_bytes(msgspec.json.encode(configuration))
             async with plugin_process.started(file) as process:
-                await process.said("plugin_watched", watched=GPU)
+                await process.said("plugin_watch_started", watched=GPU)
                 await process.said("listening")
                 assert await process.asked("/readyz") == (200, "ok\n")
                 watched: tuple[vocabulary.Watched, ...] = ()

@@ -54,7 +54,7 @@ def test_an_agent_that_only_watches_makes_nothing_in_the_kubelets_directories(ro
             file = root / "plugin.json"
             file.write_text('{"node": "node-a", "watch": {"enabled": true}}')
             async with plugin_process.plugin(inside, file) as agent:
-                await agent.said("plugin_watched", watched=GPU, kind="device_plugin")
+                await agent.said("plugin_watch_started", watched=GPU, kind="device_plugin")
                 assert sorted((node / "device-plugins").iterdir()) == before
                 assert kubelet.state().resources[GPU].allocatable == 2
                 await agent.stop()

@@ -144,14 +144,14 @@ class Gate:
             except cluster_keys.KeysUnavailable as error:
                 FETCHES.labels("failed").inc()
                 if not self._fetch_error:
-                    logs.logger().warning("keys_unavailable", error=str(error))
+                    logs.logger().warning("token_keys_unavailable", error=str(error))
                 self._fetch_error = str(error)
                 return
         FETCHES.labels("fetched").inc()
         KEYS.set(sum(map(len, ring.keys.values())))
         KEYS_FETCHED.set(ring.fetched_at)
         if self._fetch_error:
-            logs.logger().info("keys_available", keys=len(ring.keys))
+            logs.logger().info("token_keys_available", keys=len(ring.keys))
         self._fetch_error = ""
 
     async def close(self) -> None:

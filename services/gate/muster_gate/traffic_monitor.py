@@ -171,7 +171,7 @@ class TrafficMonitor:
             self._answered_at = self._now()
         elif self._is_answered and self._now() - self._answered_at > _UNANSWERED_S:
             self._is_answered = False
-            logs.logger().error("rates_unreadable", hint="run `muster auth accounts`")
+            logs.logger().error("connection_reports_missing", hint="run `muster auth accounts`")
 
     async def _read(self, message: connection.Message) -> None:
         try:

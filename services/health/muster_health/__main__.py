@@ -66,7 +66,7 @@ class _Parts:
     election: lock.Lock
     inbox: inputs.Inbox
     incoming: inputs.Inputs
-    receivers: notified.Notified
+    receivers: notified.ReceiverStatus
     monitor: nats_connections.ConnectionMonitor
     alarms: self_monitoring.AlarmSender
     cluster: watches.ClusterWatcher | None
@@ -87,7 +87,7 @@ async def _parts(settings: config.Settings, stack: contextlib.AsyncExitStack) ->
     )
     inbox: inputs.Inbox = asyncio.Queue(runtime.INBOX_MAX)
     incoming = inputs.Inputs(connected.link, stream, election, inbox, watched.nodes)
-    receivers = notified.Notified(began_at=asyncio.get_running_loop().time())
+    receivers = notified.ReceiverStatus(began_at=asyncio.get_running_loop().time())
     await connected.link.subscribe(notified.SUBJECT, receivers.receive)
     prober = bus_probes.Prober(
         connected, incoming.put, concurrent_max=settings.detection.probes_max

@@ -66,5 +66,5 @@ class Election(lock.Lock):
             logs.logger().error("another_notifier_leads", leader=leader)
             self._lost.set()
         elif leader != self.known_leader:
-            logs.logger().warning("waiting_for_lock", leader=leader)
+            logs.logger().info("standing_by", leader=leader)
         self.known_leader = leader

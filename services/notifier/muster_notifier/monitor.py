@@ -46,10 +46,11 @@ _NAMES_MAX: Final = 64
 _DEAD_LETTERS: Final = "notifications could not be delivered"
 ADVICE: Final = {
     vocabulary.AlertKind.DEAD_LETTERS: (
-        "run muster dlq list; once the receiver works, run muster dlq replay all"
+        "`muster dlq list` shows why; once the receiver works again, `muster dlq replay all` sends "
+        "the notifications"
     ),
     vocabulary.AlertKind.HEALTH_SILENT: (
-        "run muster doctor, then read the log of health's pod; if the pod hangs, restart it"
+        "run `muster doctor`, then read the logs of the muster-health pods; delete one that hangs"
     ),
 }
 """What to do first about the notifier's own alerts."""
@@ -321,7 +322,9 @@ def count_receivers(kinds: Mapping[str, str]) -> None:
     if set(kinds.values()) - {vocabulary.CONSOLE}:
         logs.logger().info("receivers_configured", **kinds)
     else:
-        logs.logger().warning("receivers_missing", advice="muster notify setup adds a receiver")
+        logs.logger().warning(
+            "no_receiver_for_people", advice="muster notify setup adds a receiver"
+        )
 
 
 def log_refused(refused: Mapping[str, str]) -> None:

@@ -107,7 +107,7 @@ class EventLog:
         elif watched.finding not in {before, nothing}:
             log.warning("watched_plugin_failed", finding=watched.finding, observed=watched.text)
         elif before is None:
-            log.info("plugin_watched", socket=watched.socket)
+            log.info("plugin_watch_started", socket=watched.socket)
         elif watched.finding is not before:
             log.info("watched_plugin_recovered", finding=before)
         self._publish(event)

@@ -82,7 +82,9 @@ class Webhook:
             text = f"unchanged, because its namespace could not be read: {error}"
             plan = pod_patch.Plan(pod_patch.Outcome.CONFLICT, warnings=(text,))
         except Exception as error:  # noqa: BLE001  # an error here must not block pods
-            logs.logger().error("decision_failed", namespace=admission.namespace, exc_info=error)
+            logs.logger().error(
+                "admission_decision_failed", namespace=admission.namespace, exc_info=error
+            )
             text = "unchanged, because of an error in the webhook; see its log"
             plan = pod_patch.Plan(pod_patch.Outcome.CONFLICT, warnings=(text,))
         PODS.labels(plan.outcome.value).inc()

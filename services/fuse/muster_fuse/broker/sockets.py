@@ -120,7 +120,7 @@ def _keep(
     def end(done: asyncio.Task[None]) -> None:
         tasks.discard(done)
         if not done.cancelled() and (error := done.exception()):
-            log.error("connection_failed", exc_info=error)
+            log.error("helper_connection_failed", exc_info=error)
 
     task.add_done_callback(end)
     return task

@@ -75,7 +75,7 @@ class Report:
         for container in observation.without_device:
             if container.id not in self._without_device:
                 WITHOUT_DEVICE.inc()
-                logs.logger().warning("container_without_device", **_names(container))
+                logs.logger().warning("container_lacks_dev_fuse", **_names(container))
         self._without_device = frozenset(each.id for each in observation.without_device)
 
 

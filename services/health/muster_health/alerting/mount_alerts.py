@@ -29,8 +29,8 @@ _KIND_OF: Final = {
 _WORDS: Final = {
     AlertKind.FUSE_MOUNT_HUNG: ("a FUSE mount hangs", "{} FUSE mounts hang"),
     AlertKind.FUSE_DAEMON_DIED: (
-        "the program of a FUSE mount has ended",
-        "the programs of {} FUSE mounts have ended",
+        "the program that served a FUSE mount has ended",
+        "the programs that served {} FUSE mounts have ended",
     ),
     AlertKind.FUSE_POD_TERMINATING: (
         "a FUSE mount prevents a pod from terminating",

@@ -253,4 +253,4 @@ class ConnectionMonitor:
         was, self.is_flowing = self.is_flowing, flowing
         _FLOWING.set(bool(flowing))
         if flowing is False and was is not False:
-            logs.logger().warning("advisories_missing", problem=self.problem)
+            logs.logger().warning("nats_advisories_missing", problem=self.problem)

@@ -19,7 +19,7 @@ _NOBODY: Final = (
 )
 
 
-class Notified:
+class ReceiverStatus:
     """The receivers that the notifier published last."""
 
     def __init__(self, *, began_at: float) -> None:

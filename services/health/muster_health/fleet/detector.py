@@ -158,7 +158,7 @@ class Detector(effects.Fleet):
                         self._suspensions.gone(plugin.key, now)
                     self._reschedule(plugin)
             case signals.NodesListed():
-                for plugin in self._registry.list_nodes():
+                for plugin in self._registry.mark_nodes_complete():
                     outs += self._remove(plugin, _NOT_IN_CLUSTER, now)
             case signals.Leadership(revision=revision):
                 outs = self._lead(revision, now)

@@ -197,7 +197,7 @@ class FleetAlerts:
             return
         yield alerts.Alert(
             kind=AlertKind.CLOCK_SKEW,
-            summary="the clocks of most nodes differ from health's: check health's own clock first",
+            summary="the clock of health's node is probably wrong: most others differ from it",
             evidence=(evidence.of("heartbeat", self.clock_skew),),
             starts_at=at,
             changed_at=at,

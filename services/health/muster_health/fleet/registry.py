@@ -167,7 +167,7 @@ class Registry:
         watched = node.watched if node is not None else ()
         return [each for each in watched if each.agent == agent.plugin]
 
-    def list_nodes(self) -> list[tracked_plugin.TrackedPlugin]:
+    def mark_nodes_complete(self) -> list[tracked_plugin.TrackedPlugin]:
         """Record that all nodes of the cluster are known; return plugins on any other nodes."""
         self._has_all_nodes = True
         for name in [name for name in self._held if self._refusal(name, is_expected=False)]:

@@ -297,7 +297,7 @@ _SUMMARY: Final = {
     ),
     AlertKind.NODE_DOWN: "node {node} is down, and {plugin} with it",
     AlertKind.UNREACHABLE: "{plugin} on {node} works, but cannot be reached over NATS",
-    AlertKind.MISMATCH: "{node}'s allocatable is not what {plugin} reports",
+    AlertKind.MISMATCH: "{node} offers other devices to pods than {plugin} has",
     AlertKind.MISSING: "{plugin} on {node} is missing: it is expected, but has sent no heartbeat",
     AlertKind.DEGRADED: "{plugin} on {node} is degraded: it still works",
     AlertKind.FLAPPING: "{plugin} on {node} is flapping: it fails repeatedly",
@@ -323,11 +323,13 @@ _ADVICE: Final = {
     AlertKind.FUSE_DAEMON_DIED: "read the pod's log, then delete the pod so that it mounts again",
     AlertKind.FUSE_POD_TERMINATING: "abort the mount's connection on the node; the pod then ends",
     AlertKind.CONFIGURATION_REFUSED: "correct the file, or change it back, before a restart",
-    AlertKind.CLOCK_SKEW: "check time synchronization on the node, and on health's own node",
+    AlertKind.CLOCK_SKEW: "check time synchronization (chrony, NTP) on this node, and on the "
+    "node of the health pod if many nodes have this alert",
     AlertKind.NOISY_NODE: "find out what sends so many messages; cordon the node if there is no "
     "good reason",
     AlertKind.EVICTIONS: "find out which nodes fill the stream, and why they publish so many "
     "messages",
-    AlertKind.STORM: "look for the common cause first; verdicts on single plugins follow",
+    AlertKind.STORM: "first look for a common cause: the network, NATS, a rollout, power; "
+    "plugins that stay down get their own alerts later",
     AlertKind.MORE_ALERTS: "run `muster status` to see all of them",
 }

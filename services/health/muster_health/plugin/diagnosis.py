@@ -1,5 +1,8 @@
 """Pure: diagnoses a silent plugin (STUCK, PLUGIN_DOWN, NODE_DOWN) from a table of evidence.
 
+`problems` has the verdicts on what a living plugin reports; `watched_findings` has those on device
+plugins that muster only watches.
+
 The diagnosis is made once all queries are answered. The first row that applies decides. "Quiet":
 for the whole timeout no heartbeat arrived and no connection ended, so Kubernetes has had time to
 detect a change of the pod. "Well": the pod is Running and Ready, on a node that still offers the

@@ -92,7 +92,7 @@ def _may_go(state: State, *, is_expected: bool) -> bool:
     return state in {State.MAINTENANCE, State.LOST} and not is_expected
 
 
-class Parts:
+class PluginState:
     """The parts of one plugin on one node; `now` is the receiver's monotonic time in seconds."""
 
     __slots__ = (

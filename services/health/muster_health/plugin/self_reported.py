@@ -74,7 +74,7 @@ class SelfReported:
     ) -> None:
         """Record that a registration was lost just now."""
         grace_s = problems.repair_s(self.settings, interval_s)
-        self.has_lasted(problems.deregistered(event, grace_s), now)
+        self.record_problem(problems.deregistered(event, grace_s), now)
 
     def offers_changed(self, interval_s: float, now: float) -> None:
         """Compare the node's offer with the plugin's devices, unless these have just changed."""
@@ -83,9 +83,9 @@ class SelfReported:
         grace_s = problems.repair_s(self.settings, interval_s)
         problem = problems.offered(self.healthy, self.offers, grace_s)
         if problem is not None:
-            self.has_lasted(problem, now)
+            self.record_problem(problem, now)
 
-    def has_lasted(self, problem: problems.Problem, now: float) -> bool:
+    def record_problem(self, problem: problems.Problem, now: float) -> bool:
         """Record a problem; return whether it has lasted longer than its grace period.
 
         A different problem restarts the wait only if its grace period differs.

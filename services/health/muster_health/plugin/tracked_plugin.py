@@ -35,7 +35,7 @@ _LOOKS_PER_S: Final = 1.0
 _LOOKS_BURST: Final = 32
 
 
-class TrackedPlugin(parts.Parts):
+class TrackedPlugin(parts.PluginState):
     """One plugin on one node; `now` is the receiver's monotonic time in seconds."""
 
     __slots__ = ()

@@ -291,7 +291,7 @@ class VerdictMachine(verdict_state.VerdictState):
         return self._conclude(Verdict.MAINTENANCE, rule, *why)
 
     def _has_problem(self, problem: problems.Problem, now: float) -> list[steps.Step]:
-        if not self.reported.has_lasted(problem, now):
+        if not self.reported.record_problem(problem, now):
             return []
         is_asked = problem.rule in {Rule.NODE_OFFERS_OTHERS, Rule.KUBELET_AWAY}
         if not is_asked or not self.investigation.has_cluster:

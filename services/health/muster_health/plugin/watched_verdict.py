@@ -134,7 +134,7 @@ class WatchedMachine(verdict_machine.VerdictMachine):
             return []
         if problem is None:
             self._asked = self._attempts = 0
-        elif self._is_late_offer(problem) and not self.reported.has_lasted(problem, now):
+        elif self._is_late_offer(problem) and not self.reported.record_problem(problem, now):
             return []
         return super().sign_of_life(problem, now, counts=counts)
 
@@ -253,7 +253,7 @@ class WatchedMachine(verdict_machine.VerdictMachine):
         return is_renewed and answer.ready is not False
 
     def _has_problem(self, problem: problems.Problem, now: float) -> list[steps.Step]:
-        if not self.reported.has_lasted(problem, now):
+        if not self.reported.record_problem(problem, now):
             return []
         if not self.investigation.has_cluster:
             self._answer = ()

@@ -228,7 +228,7 @@ def _annotated(
                 Id.FUSE005,
                 Severity.WARN,
                 pod.node,
-                f"{REQUIRED} is not enforced here: {name} runs without the plugin",
+                f"the runtime ignores {REQUIRED}: {name} runs without muster-fuse-nri",
                 command=commands.kubectl("get", "node", pod.node, "-o", "wide"),
             )
     elif pod.started and agent.started and pod.started < agent.started:
@@ -236,7 +236,7 @@ def _annotated(
             Id.FUSE006,
             Severity.WARN,
             name,
-            "it started before the plugin on its node, perhaps without the device",
+            "it started before muster-fuse-nri on its node, so it may lack /dev/fuse",
             evidence=(f"pod {pod.started.isoformat()}", f"plugin {agent.started.isoformat()}"),
             command=commands.kubectl("delete", "pod", pod.name, "-n", pod.namespace),
         )

@@ -195,10 +195,10 @@ def _of_nodes(request: Request) -> label_gpus.Request:
 def _described(installation: _Installation, namespace: str) -> list[str]:
     lines = []
     if installation.has_namespace:
-        lines.append(f"namespace {namespace}, with everything in it")
+        lines.append(f"namespace {namespace} and all objects in it")
     if installation.nodes:
         nodes = wording.counted(installation.nodes, "node")
-        lines.append(f"labels, annotations and conditions of muster on {nodes}")
+        lines.append(f"the labels, annotations and conditions that muster wrote on {nodes}")
     return [*lines, *map(_name, installation.outside)]
 
 

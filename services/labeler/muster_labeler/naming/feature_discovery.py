@@ -144,7 +144,11 @@ def _of_gpus(
 
 
 def _of_single(gpus: Sequence[vocabulary.Gpu], shares: Mapping[str, _Share]) -> dict[str, str]:
-    """Return the labels of MIG devices that are allocated as `gpu`, if all have one profile."""
+    """Return the labels `gpu.*` for MIG devices that the plugin advertises as `gpu`.
+
+    Unless all GPUs are divided into MIG devices of one profile, the product is MIG-INVALID and
+    the count 0, as in NVIDIA's GPU feature discovery.
+    """
     profiles = _profiles(gpus)
     if len(profiles) == 1 and all(gpu.mig for gpu in gpus):
         ((profile, devices),) = profiles.items()

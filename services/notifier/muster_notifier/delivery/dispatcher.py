@@ -132,7 +132,11 @@ class Dispatcher:
             else:
                 await storage.remove_waiting(self._bus.link, streams.OUTBOX, subject)
         if count > _BURIED_MAX:
-            logs.logger().error("outbox_messages_removed", count=count - _BURIED_MAX)
+            logs.logger().error(
+                "undeliverable_notifications_deleted",
+                count=count - _BURIED_MAX,
+                reason=f"no such receiver; more than {_BURIED_MAX} at once are not stored",
+            )
 
     async def _bury(self, subject: str, body: bytes) -> None:
         """Turn a message without a receiver into a dead letter."""

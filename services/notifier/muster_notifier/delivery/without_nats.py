@@ -46,10 +46,11 @@ class Receiver:
 
 
 class OutageAlarm:
-    """Sends an alert while NATS is unusable, and its end later, as long as `run` runs.
+    """Notifies receivers when NATS becomes unusable, and again when NATS can be used.
 
-    `problem` returns why NATS cannot be used; an empty text if NATS works, or if another notifier
-    has to send the alert. `choose` returns the names of an alert's receivers.
+    It works while its coroutine `run` runs. `problem` returns why NATS cannot be used; an empty
+    text if NATS works, or if another notifier has to send the alert. `choose` returns the names of
+    an alert's receivers.
     """
 
     def __init__(

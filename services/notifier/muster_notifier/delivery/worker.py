@@ -308,7 +308,7 @@ class ReceiverWorker:
         fires = self._dependencies.firing(notification.firing_ids)
         if fires or self.queue.has_group(notification.group):
             await self._report(grouping.Requested(notification))
-            logs.logger().info("replay_left_to_group", **_log_fields(notification))
+            logs.logger().info("replay_sent_as_group", **_log_fields(notification))
             return None
         last = self._entries.get(notification.group)
         current = dead_letters.as_of_now(notification, last=last)

@@ -1,8 +1,9 @@
-"""Pure: plans the units of every resource from its rules and the scanned nodes.
+"""Pure: plans which scanned device nodes each resource advertises, and under which device ids.
 
-A unit is one row: a match of each entry of its group. Unlike in generic-device-plugin, two
-identical USB sticks are two units, and a group can have USB entries and others. Each match is used
-in at most `limit` rows, so the shortest list of matches limits the number of rows. A group has at
+A unit is what one device id stands for: a match of each entry of its group. Unlike in
+generic-device-plugin, two identical USB sticks are two units, and a group can have USB entries and
+others. Each match is used in at most `limit` rows (a row is a unit before it has an id), so the
+shortest list of matches limits the number of rows. A group has at
 most as many rows as its longest list has matches. An optional entry without matches is left out;
 with matches it counts like any other (generic-device-plugin, deviceplugin/path.go).
 

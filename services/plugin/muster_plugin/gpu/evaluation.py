@@ -111,7 +111,7 @@ def load_policy(rules: gpus.Health) -> xid_policy.Policy:
 
 @functools.lru_cache(_PROBLEMS_LOGGED_MAX)
 def _log_problem(problem: str) -> None:
-    logs.logger().warning("policy_problem_detected", problem=problem)
+    logs.logger().warning("xid_policy_problem", problem=problem)
 
 
 def _overrides(file: Path) -> xid_policy.Overrides:

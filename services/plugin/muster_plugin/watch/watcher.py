@@ -254,4 +254,4 @@ class Watcher:
         """Log, once, that something cannot be observed."""
         if problem not in self._noted and len(self._noted) < _NOTED_MAX:
             self._noted.add(problem)
-            logs.logger().warning("watch_limited", problem=problem)
+            logs.logger().warning("plugin_watch_incomplete", problem=problem)

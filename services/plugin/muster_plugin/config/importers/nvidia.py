@@ -63,9 +63,9 @@ def has_settings(
 
 
 def of_process(environment: Mapping[str, str]) -> tuple[Variables, list[str]]:
-    """Return the variables that NVIDIA's plugin would read, and why some have no effect.
+    """Return the variables that NVIDIA's plugin would read, and a text for each unsupported one.
 
-    NVIDIA_VISIBLE_DEVICES is not among them: the container runtime reads it.
+    NVIDIA_VISIBLE_DEVICES is in neither list, because it is meant for the container runtime.
     """
     variables: list[tuple[str, str]] = []
     refused: list[str] = []

@@ -207,7 +207,11 @@ class EventListener:
             self._rearm(quietly=True)
 
     def _find_lost(self) -> bool:
-        """Find the GPUs that break the event set: query each, then wait for each alone."""
+        """Record the lost GPUs that make waits for events fail; return whether there are any.
+
+        A GPU is lost if a query for it says so. If none is, each GPU is tested with an event set
+        of its own.
+        """
         watched = [uuid for uuid in self._handles if uuid not in self._problems]
         lost = {uuid: library.is_lost(self._nvml, self._handles[uuid]) for uuid in watched}
         for uuid, name in lost.items():

@@ -48,7 +48,7 @@ class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class InflightCalls:
-    """All calls to NVML that have not returned."""
+    """The running calls to NVML, some of which may never return."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[object]] = set()
