@@ -87,8 +87,8 @@ def _list(stacks: list[running.Running]) -> None:
     for fault in faults.Fault:
         plan = faults.plan(faults.Target(fault))
         name = f"{fault} [NODE]" if fault.is_of_node else str(fault)
-        rows.append([name, plan.breaks, plan.seen, "now" if fault in made else ""])
-    output.table(["fault", "what breaks", "what you see", "made"], rows, nothing="")
+        rows.append([name, plan.breaks, plan.seen, "yes" if fault in made else ""])
+    output.table(["fault", "what breaks", "what you see", "active"], rows, nothing="")
     if not stacks:
         output.show("", "no `muster up` of yours is running")
 

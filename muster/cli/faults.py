@@ -1,4 +1,4 @@
-"""Pure: the faults that `muster break` makes, each with its effect, its signs and its end.
+"""Pure: the faults of `muster break`: the effect of each, its signs, and how to undo it.
 
 A fault is a list of steps for the adapter, with a second list that undoes it.
 """
@@ -201,7 +201,7 @@ def _plans(node: str) -> dict[Fault, Plan]:
         ),
         Fault.XID: Plan(
             "a GPU falls off the bus (XID 79)",
-            "the GPU is Unhealthy within a second, and an alert names its pod",
+            "the GPU is Unhealthy within a second, and an alert names the pod that uses it, if any",
             why,
             (BreakGpu(node, 79),),
             (RepairGpus(node),),

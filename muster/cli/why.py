@@ -240,9 +240,9 @@ def _pods(alert: health_state.Alert) -> str:
     total = max(alert.pods_total, len(alert.pods))
     if not total:
         return "no pod is known to use it"
-    named = ", ".join(alert.pods[:_PODS_MAX])
-    more = f" and {total - _PODS_MAX} more" if total > _PODS_MAX else ""
-    return f"used by {named}{more}"
+    named = alert.pods[:_PODS_MAX]
+    more = f" and {total - len(named)} more" if total > len(named) else ""
+    return f"used by {', '.join(named)}{more}"
 
 
 def _plugin(plugin: health_state.Plugin, view: NodeView) -> Iterable[str]:

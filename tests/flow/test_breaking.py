@@ -98,9 +98,9 @@ def test_the_list_marks_what_is_broken_now(stack: Stack) -> None:
     stack.do("break", "freeze")
     lines = stack.do("break").splitlines()
     assert [line.split()[0] for line in lines[1:]] == list(faults.Fault)
-    assert [line.split()[0] for line in lines if line.endswith(" now")] == ["freeze"]
+    assert [line.split()[0] for line in lines if line.endswith(" yes")] == ["freeze"]
     stack.do("mend")
-    assert not [line for line in stack.do("break").splitlines() if line.endswith(" now")]
+    assert not [line for line in stack.do("break").splitlines() if line.endswith(" yes")]
 
 
 def test_wrong_names_are_answered_with_the_nearest_and_break_nothing(stack: Stack) -> None:

@@ -405,6 +405,7 @@ def test_one_plugin_of_a_node_is_shown_by_its_resource_or_name(name: str) -> Non
     assert why.unknown_name(view) == ""
     at = status.at(AT)
     assert why.lines(view)[1:] == [
+        "alerts    0 firing",
         "",
         "a amd.com/gpu (watched) is PLUGIN_DOWN since - (watched_not_served)",
         "  observed   by p; socket device-plugins/amd.sock",
@@ -476,7 +477,7 @@ def test_a_removed_node_still_has_its_last_changes() -> None:
         "",
         "last changes (last 1d)",
     ]
-    assert why.lines(view)[5].endswith("  plugin.stopping p stops (signal), not expected back")
+    assert why.lines(view)[6].endswith("  plugin.stopping p stops (signal), not expected back")
 
 
 def test_only_the_last_changes_are_shown_and_a_cut_is_noted() -> None:
