@@ -153,7 +153,7 @@ def test_a_page_whose_connection_was_refused_connects_again(
     page.route("**/api/changes*", refuse_once)
     page.goto(f"{shown.address}{path}")
     page.wait_for_selector("#live[data-state=lost]")
-    page.clock.run_for(5_000)
+    page.clock.run_for(10_000)
     page.wait_for_selector("#live[data-state=live]")
 
 
@@ -162,7 +162,7 @@ def test_the_fleet_is_read_again_after_a_failure(shown: Shown, page: "Page") -> 
     page.route("**/api/fleet", lambda route: route.abort(), times=1)
     with page.expect_event("requestfailed"):
         page.goto(shown.address)
-    page.clock.run_for(5_000)
+    page.clock.run_for(10_000)
     ready(page)
 
 

@@ -54,6 +54,8 @@ def cable(address: str) -> Iterator[tuple[str, "Cut"]]:
         is_up.set()
         await end.wait()
         await proxy.close()
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        await asyncio.gather(*others, return_exceptions=True)
 
     thread = threading.Thread(target=lambda: loop.run_until_complete(carry()))
     thread.start()
@@ -177,7 +179,7 @@ def test_eight_tabs_of_which_one_is_seen_do_not_block_the_browser(
     shown: Shown, browser: "Browser"
 ) -> None:
     with contextlib.closing(browser.new_context()) as context:
-        tabs = []
+        tabs: list[Page] = []
         for path in ("/", "/alerts", "/events", "/plots", f"/node/{NODE}", "/", "/alerts", "/"):
             for tab in tabs[-1:]:
                 hide(tab)
@@ -201,3 +203,102 @@ def test_eight_tabs_of_which_one_is_seen_do_not_block_the_browser(
             tabs[4].get_by_text("none for 12.4 s, 12.4 intervals").first.wait_for()
         finally:
             shown.mend_node(NODE)
+
+
+def test_a_selection_delays_the_refresh_only_while_it_lasts(shown: Shown, page: "Page") -> None:
+    page.goto(f"{shown.address}/alerts")
+    is_live(page)
+    page.get_by_text("No alert fires").wait_for()
+    page.get_by_role("heading", name="Silences").select_text()
+    shown.break_node(NODE)
+    try:
+        page.locator("#alert-count", has_text="1").wait_for()
+        # what is selected stays, but the title is current
+        until(page, lambda: page.title() == "1 alert · muster")
+        assert page.evaluate("String(getSelection())").strip() == "Silences"
+        assert page.get_by_text("No alert fires").count() == 1
+        page.evaluate("getSelection().removeAllRanges()")
+        page.locator("article.alert", has_text=NODE).wait_for()
+    finally:
+        shown.mend_node(NODE)
+    until(page, lambda: page.title() == "0 alerts · muster")
+
+
+def test_the_focus_stays_on_its_node_when_the_nodes_are_drawn_again(
+    shown: Shown, page: "Page"
+) -> None:
+    page.goto(shown.address)
+    ready(page)
+    is_live(page)
+    page.locator(f'.cell[data-node="{NODE}"]').focus()
+    before = shown.health.plugins
+    shown.health.plugins = [*before, console_fleet.plugin("gpu-l4-000a")]
+    try:
+        page.wait_for_selector('.cell[data-node="gpu-l4-000a"]')
+        assert page.evaluate("document.activeElement.dataset.node") == NODE
+    finally:
+        shown.health.plugins = before
+    # the node with the focus is removed
+    page.wait_for_selector('.cell[data-node="gpu-l4-000a"]', state="detached")
+    shown.health.plugins = [each for each in before if each["node"] != NODE]
+    try:
+        page.wait_for_selector(f'.cell[data-node="{NODE}"]', state="detached")
+        assert page.evaluate("document.activeElement.dataset.node") == "gpu-l4-000"
+    finally:
+        shown.health.plugins = before
+
+
+def test_the_page_of_a_node_that_is_removed_says_so(shown: Shown, page: "Page") -> None:
+    node = "gpu-l4-002"
+    page.goto(f"{shown.address}/node/{node}")
+    is_live(page)
+    page.get_by_text("HEALTHY").first.wait_for()
+    before = shown.health.plugins
+    shown.health.plugins = [each for each in before if each["node"] != node]
+    try:
+        page.get_by_text("This node is not known").wait_for()
+    finally:
+        shown.health.plugins = before
+    page.get_by_text("HEALTHY").first.wait_for()
+
+
+def test_a_page_waits_as_long_as_a_busy_console_says_before_it_is_read_again(
+    shown: Shown, page: "Page"
+) -> None:
+    refused = []
+
+    def refuse_first(route: "Route") -> None:
+        refused.append(route.request.url)
+        if len(refused) == 1:
+            route.fulfill(status=429, headers={"retry-after": "20"}, body="too many requests")
+        else:
+            route.continue_()
+
+    page.clock.install()
+    page.goto(f"{shown.address}/node/{NODE}")
+    is_live(page)
+    page.route(f"**/node/{NODE}", refuse_first)
+    shown.break_node(NODE)
+    try:
+        until(page, lambda: len(refused) == 1)
+        page.clock.run_for(19_000)
+        assert len(refused) == 1
+        page.clock.run_for(21_000)
+        page.get_by_text("none for 12.4 s, 12.4 intervals").first.wait_for()
+    finally:
+        shown.mend_node(NODE)
+
+
+def test_the_title_of_a_hidden_page_of_the_fleet_is_current(shown: Shown, page: "Page") -> None:
+    page.clock.install()
+    page.goto(shown.address)
+    ready(page)
+    is_live(page)
+    hide(page)
+    shown.break_node(NODE)
+    try:
+        until(page, lambda: "1 critical" in page.request.get(shown.address).text())
+        page.clock.run_for(60_000)
+        until(page, lambda: page.title() == "1 critical · muster")
+    finally:
+        shown.mend_node(NODE)

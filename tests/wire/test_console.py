@@ -78,7 +78,7 @@ async def changes(
     async with client.get(f"/api/changes{query}") as answer:
         assert answer.status == 200
         while block := await answer.content.readuntil(b"\n\n"):
-            name, data = block.decode().strip().split("\n")
+            name, _, data = block.decode().strip().split("\n")
             yield name.removeprefix("event: "), json.loads(data.removeprefix("data: "))
 
 
@@ -228,6 +228,29 @@ async def test_revisions_of_another_process_are_not_understood_as_ours() -> None
         names = [(await anext(page))[0] for _ in range(2)]
         assert names == ["state", "restart"]
         await page.aclose()
+
+
+@on_a_loop
+async def test_a_page_that_lost_its_connection_goes_on_with_what_it_has_not_received() -> None:
+    health = fleet()
+    async with console(health) as client:
+        async with client.get("/api/changes?after=0") as answer:
+            blocks = [await answer.content.readuntil(b"\n\n") for _ in range(2)]
+        assert [block.split(b"\n")[0] for block in blocks] == [b"event: state", b"event: fleet"]
+        ids = [block.split(b"\n")[1].removeprefix(b"id: ").decode() for block in blocks]
+        health.plugins[1]["verdict"] = "PLUGIN_DOWN"
+        while "PLUGIN_DOWN" not in (await columns(client))["texts"]:
+            await asyncio.sleep(0.05)
+        received = []
+        for place, wanted in zip(ids, ({*NODES}, {NODES[1]}), strict=True):
+            # as a browser names the place, and as the script does
+            for query, headers in ((f"&position={place}", {}), ("", {"last-event-id": place})):
+                async with client.get(f"/api/changes?after=0{query}", headers=headers) as answer:
+                    await answer.content.readuntil(b"\n\n")
+                    block = await answer.content.readuntil(b"\n\n")
+                data = json.loads(block.partition(b"data: ")[2])
+                received.append(({*data["names"]}, wanted))
+        assert [got for got, _ in received] == [wanted for _, wanted in received]
 
 
 @on_a_loop

@@ -2,7 +2,7 @@
 
 import collections
 import fnmatch
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import Final
 
@@ -15,6 +15,8 @@ from muster_console import device_names
 EVENTS_MAX: Final = 2_000
 _BYTES_MAX: Final = 8 * 1024 * 1024
 _TEXT_MAX: Final = 300
+_PATTERN_MAX: Final = 100
+"""How many characters of a pattern count, because compiled patterns are kept."""
 _NEWS: Final = (
     vocabulary.VerdictChanged,
     vocabulary.AlertChanged,
@@ -67,6 +69,16 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
+class After(msgspec.Struct, frozen=True, kw_only=True):
+    """The events that a page has not shown yet."""
+
+    entries: tuple[Entry, ...]
+    left_out: int
+    """How many older ones match, too."""
+    dropped: int
+    """How many older ones are no longer stored; whether they match is not known."""
+
+
 class EventLog:
     """Stores the newest events; above a maximum number or size, the oldest are dropped."""
 
@@ -107,13 +119,22 @@ class EventLog:
         matching = [entry for entry in self._entries.values() if wanted.matches(entry)]
         return sorted(matching, key=lambda entry: (entry.order, entry.number), reverse=True)[:most]
 
-    def after(self, number: int, wanted: Filter, *, most: int) -> tuple[list[Entry], int]:
-        """Return the matching events after the one with this number, and how many are left out."""
+    def after(self, number: int, wanted: Filter, *, most: int) -> After:
+        """Return the newest of the matching events after the one with this number."""
         later = [*_reversed_until(self._entries, number)]
         oldest = later[-1].number if later else self.last + 1
         matching = [entry for entry in reversed(later) if wanted.matches(entry)]
-        dropped = max(0, oldest - number - 1) if number else 0
-        return matching[-most:], dropped + max(0, len(matching) - most)
+        return After(
+            entries=tuple(matching[-most:]),
+            left_out=max(0, len(matching) - most),
+            dropped=max(0, oldest - number - 1) if number else 0,
+        )
+
+
+def filter_of(query: Mapping[str, str]) -> Filter:
+    """Return the filter in the parameters of an address."""
+    type_, node = (query.get(name, "").strip()[:_PATTERN_MAX] for name in ("type", "node"))
+    return Filter(type=type_, node=node)
 
 
 def line(entry: Entry) -> Line:

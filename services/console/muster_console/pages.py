@@ -1,9 +1,7 @@
-"""Adapter: HTTP: the pages, the data of the fleet, and the stream of changes."""
+"""Adapter: HTTP: the pages, and the data of the fleet."""
 
-import asyncio
 import gzip
 import hashlib
-import re
 import traceback
 import urllib.parse
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +11,7 @@ from typing import Final
 
 import jinja2
 import prometheus_client
-from starlette import requests, responses, routing, types
+from starlette import requests, responses, routing
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 
@@ -27,9 +25,9 @@ from muster_console import (
     fleet_page,
     live,
     node_page,
+    page_streams,
     plots,
     rendering,
-    subscribers,
     timeline,
 )
 
@@ -39,12 +37,8 @@ _GZIP_MIN: Final = 1_000
 _SHOWN_BYTES_MAX: Final = 32 * 1024
 """The number of characters of an event's JSON that are shown at first."""
 _EVENTS_SHOWN: Final = 200
-_SEND_S: Final = 30.0
-"""A page that reads nothing for this long is disconnected; its browser connects again."""
 _TRACE_MAX: Final = 4_000
 _DAY: Final = timedelta(days=1)
-_PATTERN_MAX: Final = 100
-"""How many characters of a pattern count, because compiled patterns are kept."""
 _TIME_MAX: Final = 4_102_444_800_000
 """The latest accepted time (the year 2100), in Unix milliseconds: `datetime` has a maximum."""
 
@@ -55,8 +49,7 @@ class Pages:
     def __init__(self, current: live.Live, *, pages_max: int, grafana_url: str) -> None:
         self._live = current
         self._grafana_url = grafana_url
-        self._pages_max = pages_max
-        self._open = 0
+        self._streams = page_streams.Streams(current, pages_max=pages_max)
         self._templates = rendering.environment(jinja2.FileSystemLoader(_HERE / "templates"))
         self._files = {path.name: path.read_bytes() for path in (_HERE / "static").iterdir()}
         self._columns: tuple[int, bytes] = (-1, b"")
@@ -72,7 +65,7 @@ class Pages:
                 route("/events", self.events),
                 route("/plots", self.plots),
                 route("/api/fleet", self.columns),
-                route("/api/changes", self.changes),
+                route("/api/changes", self._streams.changes),
                 route("/api/event", self.event),
                 route("/static/{name}", self.static),
                 *more,
@@ -162,7 +155,7 @@ class Pages:
 
     async def events(self, request: requests.Request) -> responses.Response:
         """Answer with the newest events."""
-        wanted = _event_filter(request.query_params)
+        wanted = event_log.filter_of(request.query_params)
         return self.page(
             request,
             "events.html",
@@ -208,22 +201,6 @@ class Pages:
             body = gzip.decompress(body)
         return responses.Response(body, media_type="application/json", headers=headers)
 
-    async def changes(self, request: requests.Request) -> responses.Response:
-        """Answer with the stream of changes of one open page."""
-        if self._open >= self._pages_max:
-            text = f"{self._open} pages are open already; close one\n"
-            return responses.PlainTextResponse(text, 503, headers={"retry-after": "10"})
-        query = request.query_params
-        is_ours = query.get("instance", self._live.feed.instance) == self._live.feed.instance
-        subscriber = subscribers.Subscriber(
-            self._live.feed,
-            revision=_number(query.get("after")) if is_ours else -1,
-            events=_event_filter(query) if query.get("events") else None,
-            event=_number(query.get("event")) or 0,
-            alerts=_number(query.get("alerts")) if is_ours else -1,
-        )
-        return _Stream(self, self._live, subscriber)
-
     async def event(self, request: requests.Request) -> responses.Response:
         """Answer with one event as readable JSON: its beginning or, on request, all of it."""
         entry = self._live.log.get(request.query_params.get("id", ""))
@@ -255,14 +232,6 @@ class Pages:
         text = error.detail if error.detail != "Not Found" else "There is no such page."
         path, status = request.url.path, error.status_code
         return self.page(request, "error.html", status=status, title=title, text=text, path=path)
-
-    def enter(self) -> None:
-        """Count an open page."""
-        self._open += 1
-
-    def leave(self) -> None:
-        """Count a closed page."""
-        self._open -= 1
 
     def _revisions(self) -> dict[str, int]:
         """Return the current revisions of the data that a page shows."""
@@ -296,49 +265,9 @@ class Pages:
         return _compressed(request, text.encode("utf-8", "replace"), "text/html", status=status)
 
 
-class _Stream(responses.Response):
-    """Sends changes until the page is closed or stops reading."""
-
-    def __init__(
-        self, pages: Pages, current: live.Live, subscriber: subscribers.Subscriber
-    ) -> None:
-        super().__init__()
-        self._pages = pages
-        self._live = current
-        self._subscriber = subscriber
-
-    async def __call__(self, scope: types.Scope, receive: types.Receive, send: types.Send) -> None:
-        """Send the stream."""
-        head = [(b"content-type", b"text/event-stream"), (b"x-accel-buffering", b"no")]
-        await send({"type": "http.response.start", "status": 200, "headers": head})
-        if scope["method"] == "HEAD":
-            await send({"type": "http.response.body", "body": b""})
-            return
-        self._pages.enter()
-        closed = asyncio.create_task(_closed(receive))
-        try:
-            while not closed.done():
-                messages = self._subscriber.take(self._live.now(), _now())
-                body = b"".join(map(subscribers.encode, messages))
-                if body:
-                    async with asyncio.timeout(_SEND_S):
-                        await send({"type": "http.response.body", "body": body, "more_body": True})
-                await self._live.ticked_or(closed)
-        except TimeoutError:
-            pass  # the page does not read: its connection is closed
-        finally:
-            closed.cancel()
-            self._pages.leave()
-
-
 def grafana_link(template: str, node: str = "$__all") -> str:
     """Return the link into Grafana for a node, or for all nodes."""
     return template.replace("{node}", urllib.parse.quote(node, safe="$"))
-
-
-async def _closed(receive: types.Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 def _failed(request: requests.Request, error: Exception) -> responses.Response:
@@ -363,19 +292,9 @@ def _compressed(
     return responses.Response(body, status, media_type=media_type, headers=more)
 
 
-def _event_filter(query: Mapping[str, str]) -> event_log.Filter:
-    type_, node = (query.get(name, "").strip()[:_PATTERN_MAX] for name in ("type", "node"))
-    return event_log.Filter(type=type_, node=node)
-
-
-def _number(text: str | None) -> int | None:
-    """Return the number in a parameter; None if it is missing or not a number."""
-    return int(text) if text and re.fullmatch(r"[0-9]{1,15}", text) else None
-
-
 def _time(milliseconds: str | None) -> datetime | None:
     """Return the time in a page's address, from Unix milliseconds; None if it is missing."""
-    number = _number(milliseconds)
+    number = page_streams.number(milliseconds)
     return None if number is None else datetime.fromtimestamp(min(number, _TIME_MAX) / 1e3, UTC)
 
 

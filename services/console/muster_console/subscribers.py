@@ -4,6 +4,7 @@ A page that reads slowly loses nothing and delays nobody: only the revision that
 received is stored, and all changes since then are merged when the page reads again.
 """
 
+import re
 from collections.abc import Callable
 from datetime import datetime
 from typing import Final
@@ -22,11 +23,30 @@ _ENCODED_MAX: Final = 8
 """For how many revisions the changes since then are kept; pages that keep up share one."""
 
 
+_POSITION: Final = re.compile(r"([0-9a-z]{1,32})-([0-9]{1,15})-([0-9]{1,15})-([0-9]{1,15})")
+
+
+class Position(msgspec.Struct, frozen=True, kw_only=True):
+    """What a page has received from the console's process `instance`."""
+
+    instance: str
+    revision: int
+    alerts: int
+    event: int
+    """The number of the last event that the page was sent, or that its filter left out."""
+
+    def __str__(self) -> str:
+        """Return it as the id of a server-sent event."""
+        return f"{self.instance}-{self.revision}-{self.alerts}-{self.event}"
+
+
 class Message(msgspec.Struct, frozen=True, kw_only=True):
-    """One server-sent event: its name, and its data as JSON on one line."""
+    """One server-sent event: its name, its data as JSON on one line, and its id."""
 
     name: str
     data: bytes
+    position: Position
+    """What the page has received with this message."""
 
 
 class FleetState(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,6 +64,8 @@ class Tail(msgspec.Struct, frozen=True, kw_only=True):
 
     events: tuple[event_log.Line, ...]
     skipped: int
+    dropped: int
+    """How many the console no longer has, of which an unknown number match the page's filter."""
 
 
 class Feed:
@@ -130,7 +152,8 @@ class Subscriber:
     ) -> None:
         """Set what the page already has, by `revision`, `alerts` and `event`; None: everything.
 
-        Changes between the rendering of a page and its connection are sent at once.
+        Changes between the rendering of a page and its connection are sent at once, and so are
+        those since its last connection.
         """
         feed.observe()
         self._feed = feed
@@ -147,32 +170,55 @@ class Subscriber:
         state = self._feed.state(now, at)
         before = msgspec.structs.replace(self._state, at=at) if self._state else None
         if state != before or now - self._state_at >= STATE_S:
-            messages.append(Message(name="state", data=msgspec.json.encode(state)))
+            messages.append(self._message("state", msgspec.json.encode(state)))
             self._state, self._state_at = state, now
         if self._revision != self._feed.fleet.revision:
             data = self._feed.changes_since(self._revision)
-            if data is None:
-                messages.append(Message(name="restart", data=b"{}"))
-            elif data:
-                messages.append(Message(name="fleet", data=data))
             self._revision = self._feed.fleet.revision
+            if data is None:
+                messages.append(self._message("restart", b"{}"))
+            elif data:
+                messages.append(self._message("fleet", data))
         if self._alerts != self._feed.alerts_revision:
             self._alerts = self._feed.alerts_revision
-            messages.append(Message(name="alerts", data=b"{}"))
+            messages.append(self._message("alerts", b"{}"))
         return messages + self._tail()
 
     def _tail(self) -> list[Message]:
         log = self._feed.log
         if self._events is None or self._event >= log.last:
             return []
-        entries, skipped = log.after(self._event, self._events, most=EVENTS_MAX)
+        new = log.after(self._event, self._events, most=EVENTS_MAX)
         self._event = log.last
-        if not entries and not skipped:
+        if not (new.entries or new.left_out or new.dropped):
             return []
-        tail = Tail(events=tuple(map(event_log.line, entries)), skipped=skipped)
-        return [Message(name="events", data=msgspec.json.encode(tail))]
+        lines = tuple(map(event_log.line, new.entries))
+        if self._events == event_log.Filter():
+            tail = Tail(events=lines, skipped=new.left_out + new.dropped, dropped=0)
+        else:
+            tail = Tail(events=lines, skipped=new.left_out, dropped=new.dropped)
+        return [self._message("events", msgspec.json.encode(tail))]
+
+    def _message(self, name: str, data: bytes) -> Message:
+        position = Position(
+            instance=self._feed.instance,
+            revision=self._revision,
+            alerts=self._alerts,
+            event=self._event,
+        )
+        return Message(name=name, data=data, position=position)
+
+
+def position_of(text: str) -> Position | None:
+    """Return the position in the id of a server-sent event; None if it is none of ours."""
+    found = _POSITION.fullmatch(text)
+    if found is None:
+        return None
+    revision, alerts, event = map(int, found.groups()[1:])
+    return Position(instance=found[1], revision=revision, alerts=alerts, event=event)
 
 
 def encode(message: Message) -> bytes:
     """Return a message in the format of server-sent events; JSON has no line breaks."""
-    return b"event: %s\ndata: %s\n\n" % (message.name.encode(), message.data)
+    fields = message.name.encode(), str(message.position).encode(), message.data
+    return b"event: %s\nid: %s\ndata: %s\n\n" % fields

@@ -10,6 +10,8 @@ const empty = document.getElementById("no-events");
 
 let paused = false;
 let missed = 0;
+let skipped = 0;
+let dropped = 0;
 
 function element(tag, className, text) {
   const made = document.createElement(tag);
@@ -50,7 +52,7 @@ async function expand(details, event) {
 }
 
 function receive(message) {
-  if (message.skipped) note.textContent = `${message.skipped} events were skipped: more came than this page could read`;
+  count(message);
   if (paused) {
     missed += message.events.length;
     pause.textContent = `Resume (${missed} new)`;
@@ -59,6 +61,20 @@ function receive(message) {
   list.prepend(...message.events.map(row).reverse());
   while (list.children.length > ROWS_MAX) list.lastElementChild.remove();
   empty.hidden = list.children.length > 0;
+}
+
+// what this page has not shown, since it was opened
+function count(message) {
+  skipped += message.skipped;
+  dropped += message.dropped;
+  const parts = [];
+  if (skipped) parts.push(`${events(skipped)} skipped: more came than this page shows at once`);
+  if (dropped) parts.push(`${events(dropped)} no longer known to the console, so some that match may be missing`);
+  if (parts.length) note.textContent = parts.join("; ");
+}
+
+function events(number) {
+  return number === 1 ? "1 event was" : `${number.toLocaleString("en")} events were`;
 }
 
 pause.hidden = false;
@@ -78,4 +94,5 @@ for (const details of list.querySelectorAll("details")) {
 }
 localTimes();
 const query = new URLSearchParams(location.search);
-connect({ events: 1, type: query.get("type") || "", node: query.get("node") || "", event: list.dataset.last }, { events: receive });
+const { instance } = document.documentElement.dataset;
+connect({ instance, events: 1, type: query.get("type") || "", node: query.get("node") || "", event: list.dataset.last }, { events: receive });

@@ -1,5 +1,5 @@
 // The fleet: every node is a cell; only what changed is drawn again.
-import { ago, connect, localTimes, refresh, serverNow } from "./live.js";
+import { ago, connect, localTimes, refresh, retryMs, serverNow } from "./live.js";
 
 const root = document.documentElement.dataset.root;
 const LEVELS = ["critical", "warning", "unknown", "notice", "ok"];
@@ -167,6 +167,7 @@ const inOrder = (a, b) => collator.compare(a.name, b.name);
 
 function draw() {
   const count = nodes.size;
+  const focused = document.activeElement?.closest("#grid .cell")?.dataset.node;
   size = count <= TILES_MAX ? "tiles" : count <= MEDIUM_MAX ? "medium" : "small";
   grid.className = size;
   groups.clear();
@@ -182,6 +183,8 @@ function draw() {
   ordered.forEach(summarize);
   grid.replaceChildren(...ordered.map((group) => group.section));
   makeReachable(current && nodes.has(current) ? nodes.get(current).element : null);
+  // the cell with the focus is another element now, or its node is gone
+  if (focused) grid.querySelector('.cell[tabindex="0"]')?.focus({ preventScroll: true });
   empty();
 }
 
@@ -391,7 +394,6 @@ function renewSide() {
     const params = new URLSearchParams(location.search);
     params.set("part", "side");
     await refresh("#side", `?${params}`);
-    localTimes(document.getElementById("side"));
   }, 150);
 }
 
@@ -402,13 +404,13 @@ async function start() {
   source?.close();
   readAddress();
   localTimes();
-  let data;
+  let data, answer;
   try {
-    const answer = await fetch(`${root}api/fleet`);
+    answer = await fetch(`${root}api/fleet`);
     if (!answer.ok) throw new Error(answer.statusText);
     data = await answer.json();
   } catch {
-    setTimeout(start, 5000);
+    setTimeout(start, retryMs(answer));
     return;
   }
   nodes.clear();
@@ -422,8 +424,13 @@ async function start() {
     fleet: (changes) => { change(changes); renewSide(); },
     alerts: renewSide,
     restart: start,
-  }, start);
+    visible: renewSide,
+  });
 }
 
 start();
-setInterval(renewSide, 60000);
+// a hidden page does not follow the changes, but its title is still read
+setInterval(() => {
+  if (document.hidden) refresh("#side");
+  else renewSide();
+}, 60000);

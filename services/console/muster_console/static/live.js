@@ -4,43 +4,95 @@ const root = document.documentElement.dataset.root;
 const live = document.getElementById("live");
 const problem = document.getElementById("problem");
 const caveats = document.getElementById("caveats");
-const RETRY_MS = 5000;
+const RETRY_S = 5;
+const RETRY_S_MAX = 60;
+const BUSY = [429, 503];
+const AGAIN_MS = 500;
 
 let heard = 0;
 let ahead = 0; // milliseconds by which this machine's clock is ahead of the console's
 let instance = "";
 
-// `reconnect` follows the console again after a refusal; what has changed since `query` comes first
-export function connect(query, listeners, reconnect = () => connect(query, listeners)) {
-  const params = new URLSearchParams(query);
-  const source = new EventSource(`${root}api/changes?${params}`);
-  source.addEventListener("state", (message) => {
-    const state = JSON.parse(message.data);
-    if (instance && instance !== state.instance) {
-      location.reload(); // another console process answers: its revisions are others
-      return;
-    }
-    instance = state.instance;
-    heard = Date.now();
-    ahead = heard - Date.parse(state.at);
-    show(state);
-  });
-  for (const [name, listener] of Object.entries(listeners)) {
+// Follows the console while the page is visible, because a browser has only six connections for all
+// pages of one address. What has changed since `query`, or since the last message, comes first.
+export function connect(query, listeners) {
+  let source = null;
+  let position = ""; // what the last message has brought this page to
+  let timer = 0;
+  let following = true;
+  instance ||= query.instance || "";
+
+  function open() {
+    clearTimeout(timer);
+    if (!following || source || document.hidden) return;
+    const params = new URLSearchParams(query);
+    if (position) params.set("position", position);
+    source = new EventSource(`${root}api/changes?${params}`);
+    listen("state", receiveState);
+    for (const [name, listener] of Object.entries(listeners)) listen(name, listener);
+    source.addEventListener("error", lost);
+  }
+
+  function listen(name, listener) {
     source.addEventListener(name, (message) => {
       heard = Date.now();
+      position = message.lastEventId || position;
       listener(JSON.parse(message.data));
     });
   }
-  source.addEventListener("error", () => {
+
+  function lost() {
     say("lost", "no connection to the console; trying again");
     document.body.classList.add("is-old");
-    if (source.readyState === EventSource.CLOSED) {
-      source.close();
-      setTimeout(reconnect, RETRY_MS);
+    if (source.readyState !== EventSource.CLOSED) return; // the browser tries again
+    close();
+    timer = setTimeout(open, retryMs());
+  }
+
+  function close() {
+    clearTimeout(timer);
+    source?.close();
+    source = null;
+  }
+
+  function changeVisibility() {
+    if (document.hidden) {
+      close();
+      heard = 0;
+      say("page", "not live while hidden");
+    } else {
+      open();
+      listeners.visible?.();
     }
-  });
-  addEventListener("pagehide", () => source.close(), { once: true });
-  return source;
+  }
+
+  function end() {
+    following = false;
+    close();
+    document.removeEventListener("visibilitychange", changeVisibility);
+  }
+
+  document.addEventListener("visibilitychange", changeVisibility);
+  addEventListener("pagehide", end, { once: true });
+  open();
+  return { close: end };
+}
+
+function receiveState(state) {
+  if (instance && instance !== state.instance) {
+    location.reload(); // another console process answers: its revisions are others
+    return;
+  }
+  instance = state.instance;
+  ahead = heard - Date.parse(state.at);
+  show(state);
+}
+
+// How long to wait before asking a busy console again: as long as it says, and up to twice as long,
+// so that not all pages come at the same time.
+export function retryMs(answer) {
+  const told = Number(answer?.headers.get("retry-after"));
+  return Math.min(told > 0 ? told : RETRY_S, RETRY_S_MAX) * 1000 * (1 + Math.random());
 }
 
 export function show(state) {
@@ -81,23 +133,56 @@ export async function refresh(selector, address = location.href) {
     return;
   }
   refreshing = true;
+  let wait = AGAIN_MS;
   try {
     const answer = await fetch(address, { headers: { accept: "text/html" } });
-    if (!answer.ok) return;
-    const fresh = new DOMParser().parseFromString(await answer.text(), "text/html").querySelector(selector);
-    const old = document.querySelector(selector);
-    if (fresh && old) swap(old, fresh);
+    if (BUSY.includes(answer.status)) {
+      again ??= [selector, address];
+      wait = retryMs(answer);
+    } else if (answer.ok || answer.status === 404) { // of a node that was removed
+      renew(selector, address, new DOMParser().parseFromString(await answer.text(), "text/html"));
+    }
   } catch {
     // the banner already says that the console does not answer
-  } finally {
-    refreshing = false;
-    if (again) {
-      const newest = again;
-      again = null;
-      setTimeout(() => refresh(...newest), 500);
-    }
   }
+  if (again) setTimeout(next, wait);
+  else refreshing = false;
 }
+
+function next() {
+  const newest = again;
+  again = null;
+  refreshing = false;
+  refresh(...newest);
+}
+
+let held = null; // the refresh that waits for the end of a selection
+function renew(selector, address, page) {
+  if (page.title) document.title = page.title;
+  const fresh = page.querySelector(selector);
+  const old = document.querySelector(selector);
+  if (!fresh || !old) return;
+  if (isSelected(old)) {
+    held = [selector, address];
+    return;
+  }
+  localTimes(fresh);
+  swap(old, fresh);
+}
+
+// somebody may be copying
+function isSelected(part) {
+  const selection = getSelection();
+  return Boolean(String(selection)) && (part.contains(selection.anchorNode) || selection.containsNode(part, true));
+}
+
+document.addEventListener("selectionchange", () => {
+  const part = held && document.querySelector(held[0]);
+  if (!part || isSelected(part)) return;
+  const wanted = held;
+  held = null;
+  refresh(...wanted);
+});
 
 function swap(old, fresh) {
   const open = new Set([...old.querySelectorAll("details[open][id]")].map((each) => each.id));
@@ -106,7 +191,6 @@ function swap(old, fresh) {
   const focused = old.contains(document.activeElement) ? document.activeElement : null;
   const place = focused && placeOf(focused);
   const number = place ? [...old.querySelectorAll(place)].indexOf(focused) : -1;
-  if (String(getSelection()) && old.contains(getSelection().anchorNode)) return; // somebody is copying
   old.replaceWith(fresh);
   for (const [id, left] of scrolled) {
     const each = document.getElementById(id);

@@ -8,7 +8,6 @@ const { instance, revision, alerts } = document.documentElement.dataset;
 async function renew() {
   if (isHeld()) return; // the next change or half minute comes
   await refresh("main");
-  localTimes(document.querySelector("main"));
 }
 
 document.body.dataset.scripts = "true"; // no button is needed
@@ -16,11 +15,13 @@ localTimes();
 // what changed since the page was rendered comes first
 connect({ instance, after: revision, alerts }, {
   fleet: (changes) => {
-    if (page.page === "node" && changes.names.includes(page.node)) renew();
+    const nodes = [...changes.names, ...changes.removed];
+    if (page.page === "node" && nodes.includes(page.node)) renew();
     if (page.page === "plots") renew();
   },
   alerts: () => { if (page.page !== "plots") renew(); },
   restart: renew,
+  visible: renew,
 });
 // ages and the end of the timeline move on without any change
 setInterval(renew, 30000);
