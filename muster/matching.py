@@ -244,14 +244,14 @@ class Silence(msgspec.Struct, frozen=True, kw_only=True):
         return self.starts_at <= at < self.ends_at
 
     def is_sent_again(self, earlier: "Silence") -> bool:
-        """Return whether this is the request for the earlier silence, sent a second time."""
+        """Return whether this is the request for `earlier`, received a second time."""
         ends_at = earlier.starts_at + (self.ends_at - self.starts_at)
         return earlier == msgspec.structs.replace(
             self, starts_at=earlier.starts_at, ends_at=ends_at
         )
 
     def text(self) -> str:
-        """Return for people who keeps quiet about an alert, until when, and why."""
+        """Return a text for people: who silenced the alerts, until when, and why."""
         return f"by {self.author} until {self.ends_at.astimezone():%Y-%m-%d %H:%M}: {self.comment}"
 
     def expired(self, at: datetime) -> "Silence":
@@ -269,7 +269,7 @@ def new_silence(
     author: str,
     comment: str,
 ) -> Silence:
-    """Return a silence that a person asks for. Raises ValueError, also for what cannot match."""
+    """Return a silence that a person requests. Raises ValueError, also for what cannot match."""
     if not expressions:
         raise ValueError("name the alerts to silence, such as node=node-a")
     if not comment:

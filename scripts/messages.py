@@ -62,7 +62,7 @@ _REFUSED: Final = (
 _EVIDENCE: Final[Mapping[AlertKind, tuple[tuple[str, str], ...]]] = {
     AlertKind.PLUGIN_DOWN: (
         _SILENT,
-        ("probe", "nobody is subscribed to the plugin's subject"),
+        ("probe", "no process is subscribed to the plugin's subject in NATS"),
         ("kubernetes", _CRASHED),
         ("kubernetes", "nvidia.com/gpu allocatable 0 of 8"),
     ),
@@ -86,12 +86,12 @@ _EVIDENCE: Final[Mapping[AlertKind, tuple[tuple[str, str], ...]]] = {
 }
 _FLEET: Final[Mapping[AlertKind, tuple[str, str, str]]] = {
     AlertKind.CLOCK_SKEW: (
-        f"the clock of node {NODE} differs from health's",
+        f"the clock of node {NODE} differs from the clock of health's node",
         "heartbeat",
         "94.0 s behind health's",
     ),
     AlertKind.NOISY_NODE: (
-        f"{NODE} sends more than allowed: events; the rest is not read",
+        f"{NODE} sends more than allowed: events; the excess is not read",
         "bus",
         "at least 12,000 events within 10.0 s; from device-plugin",
     ),
@@ -106,7 +106,7 @@ _FLEET: Final[Mapping[AlertKind, tuple[str, str, str]]] = {
         "MUSTER_EVENTS: 310 messages removed within 60 s, which health had not read",
     ),
     AlertKind.MORE_ALERTS: (
-        "14 more plugins have alerts; the rate limit holds them back",
+        "14 more plugins have alerts, which the rate limit delays",
         "health",
         "device-plugin on gpu-node-9 is down",
     ),

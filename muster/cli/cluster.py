@@ -68,7 +68,7 @@ async def opened(*, context: str, namespace: str) -> AsyncIterator["Cluster"]:
 
 
 class Cluster:
-    """muster in one namespace of a cluster, with the rights of the kubeconfig's user."""
+    """Reads muster's objects in one namespace, with the rights of the kubeconfig's user."""
 
     def __init__(self, api: kubernetes_api.Api, *, namespace: str) -> None:
         self.api = api

@@ -46,7 +46,7 @@ def show(
 
 @dead_letters_app.command
 def replay(letter_id: _Id, /, *, url: events.Url = None) -> int:
-    """Put dead letters back into the outbox.
+    """Send dead letters again: put them back into the outbox.
 
     Parameters
     ----------

@@ -32,8 +32,8 @@ _LONGEST: Final = timedelta(days=1)
 _REPEATED_MAX: Final = 2
 """If more than this many checks share a reason, it is printed only once."""
 _CLOSINGS: Final = {
-    0: "muster is well",
-    1: "muster is not well",
+    0: "muster works",
+    1: "muster has problems",
     2: "not everything could be checked",
 }
 

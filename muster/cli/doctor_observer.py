@@ -171,11 +171,11 @@ class Observer:
         )
 
     def go_on(self) -> None:
-        """Restart the time limit of the run, for the bundle."""
+        """Restart the time limit, because collecting the bundle takes more time."""
         self._deadline = asyncio.get_running_loop().time() + self._target.within_s
 
     def now(self) -> datetime:
-        """Return the cluster's time, or this machine's."""
+        """Return the API server's time, or this machine's time if that is unknown."""
         return (self.cluster.api.now() if self.cluster else None) or datetime.now(UTC)
 
     def _certificates(self, processes: Sequence[Process]) -> Mapping[str, datetime]:

@@ -1,4 +1,4 @@
-"""Pure: says in words what happened: the same words in every command and in the console."""
+"""Pure: describes events in words, the same in every command and in the console."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -79,7 +79,7 @@ def _report_text(event: codec.CloudEvent) -> str:
 
 
 def said(event: codec.CloudEvent) -> str:
-    """Return what an event says that has no text above, without its time, node and type."""
+    """Return the content of an event for which `_report_text` has no case, as text."""
     match event.data:
         case vocabulary.PluginEvent() as reported:
             text = _of_plugin(reported) or _fields(event)
@@ -117,7 +117,7 @@ def _of_plugin(event: vocabulary.PluginEvent) -> str:
         case vocabulary.ExpectationChanged(resource=resource, short=short):
             text = f"{resource}: {short or 'as many devices as expected again'}"
         case vocabulary.ProblemChanged(problem=problem, holds=holds):
-            text = problem if holds else f"no longer: {problem}"
+            text = problem if holds else f"resolved: {problem}"
         case _:
             text = _of_configuration(event)
     return text
@@ -135,7 +135,7 @@ def _of_configuration(event: vocabulary.PluginEvent) -> str:
             parts = [f"{what} {_list(names)}" for what, names in changes if names]
             text = f"a new configuration {', '.join(parts) or 'changes no resource'}"
         case vocabulary.ConfigurationRefused(problems=problems):
-            text = f"the old configuration stays: {'; '.join(problems)}"
+            text = f"the previous configuration stays active: {'; '.join(problems)}"
         case vocabulary.InventoryReported(devices=devices, resources=resources):
             counted = wording.counted(sum(device.count for device in devices), "device")
             text = f"{counted} of {_list(resources) or 'no resource'}"

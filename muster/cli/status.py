@@ -109,7 +109,7 @@ def _verdicts(state: health_state.State) -> list[tuple[str, int]]:
 
 
 def _said(alert: health_state.Alert, now: datetime | None, silence: matching.Silence | None) -> str:
-    """Return an alert's summary, after what else a reader must know about it."""
+    """Return an alert's summary, preceded by notes that it is silenced or recovering."""
     quiet = f"[silenced {silence.text()}] " if silence else ""
     recovering = f"[{alert.recovery.text(now)}] " if alert.recovery else ""
     return f"{quiet}{recovering}{alert.summary}"

@@ -74,20 +74,20 @@ def up(
 
 
 class Lines:
-    """Prints the lines of a stack; while the page is open, keeps them for the page."""
+    """Prints the log lines of a stack, or stores them while the page of `muster top` is open."""
 
     def __init__(self) -> None:
         self.is_page_open = False
         self._kept: collections.deque[str] = collections.deque(maxlen=_KEPT_MAX)
 
     def show(self, line: str) -> None:
-        """Print a line, unless the page is open, and keep it."""
+        """Store a line; also print it unless the page is open."""
         self._kept.append(line)
         if not self.is_page_open:
             output.show(line)
 
     def take(self) -> list[str]:
-        """Return the kept lines, and forget them."""
+        """Return the stored lines, and delete them."""
         kept = list(self._kept)
         self._kept.clear()
         return kept

@@ -80,7 +80,7 @@ def cause(message: str) -> Cause:
 
 
 def _prepares(facts: Facts) -> Iterable[PluginFinding]:
-    """Yield drivers that failed to prepare claims of pods that still wait (D2, D7, D8, D17)."""
+    """Yield a finding for each driver that cannot prepare claims (D2, D7, D8, D17)."""
     waiting = {pod.full_name: pod for pod in facts.pods if pod.phase == "Pending"}
     failed: dict[Place, dict[str, str]] = {}
     for event in facts.view.events:
@@ -112,7 +112,7 @@ def _prepares(facts: Facts) -> Iterable[PluginFinding]:
 
 
 def _driverless_claims(facts: Facts) -> Iterable[PluginFinding]:
-    """Yield the nodes on which pods use claims of a driver that has no live pod there (D2).
+    """Yield a finding for each node with claims of a driver that has no live pod there (D2).
 
     A driver is skipped if its pods are unknown or if it is being updated.
     """
@@ -164,7 +164,7 @@ def _publishing(facts: Facts, slices: Slices) -> Counter[Place]:
 def _no_slice(
     facts: Facts, node: NodeFacts, slices: Slices, publishing: Counter[Place]
 ) -> Iterable[PluginFinding]:
-    """Yield the drivers that run but have published nothing for their node (D3)."""
+    """Yield a finding for each driver that runs but has published nothing for its node (D3)."""
     if facts.view.slices is None:
         return
     for each in node.plugins:
@@ -197,7 +197,7 @@ def _no_slice(
 
 
 def _pools(facts: Facts) -> Iterable[PluginFinding]:
-    """Yield the pools that the scheduler skips because they are incomplete or invalid (D5)."""
+    """Yield a finding for each incomplete or invalid pool, which the scheduler skips (D5)."""
     for (driver, pool), newest in _newest(facts).items():
         ages = [facts.age_s(entry.metadata.changed_at) for entry in newest]
         nodes = {entry.spec.node_name for entry in newest}
@@ -229,7 +229,7 @@ def _pools(facts: Facts) -> Iterable[PluginFinding]:
 
 
 def _terminating(facts: Facts) -> Iterable[PluginFinding]:
-    """Yield the pods with claims that keep terminating although no container runs (D10)."""
+    """Yield a finding for each pod with claims that does not end without containers (D10)."""
     for pod in facts.pods:
         late_s = facts.age_s(pod.metadata.deleted_at)
         node = facts.nodes.get(pod.node_name)
@@ -257,7 +257,7 @@ def _terminating(facts: Facts) -> Iterable[PluginFinding]:
 def _offered_twice(
     facts: Facts, node: NodeFacts, slices: list[ResourceSlice]
 ) -> Iterable[PluginFinding]:
-    """Yield the devices that a node offers both through a device plugin and through DRA (D12)."""
+    """Yield a finding for devices offered both by a device plugin and through DRA (D12)."""
     drivers = {entry.spec.driver for entry in slices if entry.spec.devices}
     if not drivers:
         return
@@ -288,7 +288,7 @@ def _offered_twice(
 
 
 def _same_devices(facts: Facts) -> Iterable[PluginFinding]:
-    """Yield the pools whose devices have the same identity on several nodes (D13)."""
+    """Yield a finding for each pool with the same device identity on several nodes (D13)."""
     for (driver, pool), newest in _newest(facts).items():
         nodes: dict[str, set[str]] = {}
         for entry in newest:
@@ -311,7 +311,7 @@ def _same_devices(facts: Facts) -> Iterable[PluginFinding]:
 
 
 def _missing_files(facts: Facts) -> Iterable[PluginFinding]:
-    """Yield the pods whose containers need missing CDI files, for example after a reboot (D1)."""
+    """Yield a finding for each pod that needs missing CDI files, as after a reboot (D1)."""
     for pod in facts.pods:
         states = [each.state for each in pod.containers if each.state]
         texts = [state.waiting.message for state in states if state.waiting]
@@ -330,7 +330,7 @@ def _missing_files(facts: Facts) -> Iterable[PluginFinding]:
 
 
 def _forgetful_kubelet(node: NodeFacts) -> Iterable[PluginFinding]:
-    """Yield kubelets that lose DRA drivers after 30 minutes without a call (D11)."""
+    """Yield a finding for each kubelet that loses DRA drivers after 30 idle minutes (D11)."""
     info = node.node.status.node_info if node.node.status else None
     drivers = [each for each in node.plugins if each.plugin.drivers]
     version = "" if info is None else info.kubelet_version.partition("+")[0]

@@ -84,7 +84,7 @@ def _resource(
 def _lost(
     facts: Facts, node: NodeFacts, resource: str, offer: Offer, plugin: PluginPod | None
 ) -> Iterable[PluginFinding]:
-    """Yield a resource without usable devices, unless its plugin has just started."""
+    """Yield a finding for a resource without usable devices, unless its plugin just started."""
     pods = [each for each in node.plugins if each.plugin.serves(resource)]
     if any(each.plugin.registers_on_demand for each in pods) or (pods and plugin is None):
         return
@@ -118,7 +118,7 @@ def _lost(
 def _none(
     facts: Facts, node: NodeFacts, resource: str, plugin: PluginPod
 ) -> Iterable[PluginFinding]:
-    """Yield a resource of which the kubelet knows no device, unless the resource is obsolete."""
+    """Yield a finding for a resource without devices, unless the resource is obsolete."""
     if plugin.plugin.registers_on_demand:
         return
     expected = _expected(facts, node, resource, plugin)
@@ -142,7 +142,7 @@ def _none(
 
 
 def _never(facts: Facts, node: NodeFacts, plugin: PluginPod) -> Iterable[PluginFinding]:
-    """Yield a plugin that offers a resource on all similar nodes, but never did on this node."""
+    """Yield a finding for a resource that only this one of many similar nodes never offered."""
     if not plugin.is_serving() or plugin.plugin.registers_on_demand or plugin.plugin.drivers:
         return
     if any(plugin.plugin.serves(resource) for resource in node.offers):
@@ -170,7 +170,7 @@ def _never(facts: Facts, node: NodeFacts, plugin: PluginPod) -> Iterable[PluginF
 def _fewer(
     facts: Facts, node: NodeFacts, resource: str, offer: Offer, plugin: PluginPod
 ) -> Iterable[PluginFinding]:
-    """Yield a node that offers fewer devices than all similar nodes."""
+    """Yield a finding for a node that offers fewer devices than all similar nodes."""
     peers = facts.peers(node, plugin.plugin)
     usual = peers.usual(resource)
     if peers.count < _PEERS_MIN or usual is None or offer.capacity >= usual:
@@ -188,7 +188,7 @@ def _fewer(
 
 
 def _pod(facts: Facts, plugin: PluginPod) -> Iterable[PluginFinding]:
-    """Yield a plugin's pod that crashes repeatedly or has been unready for long."""
+    """Yield a finding for a plugin's pod that crashes repeatedly or is unready for long."""
     node = facts.nodes.get(plugin.pod.node_name)
     if node is not None and not node.is_settled:
         return
@@ -219,7 +219,7 @@ def _pod(facts: Facts, plugin: PluginPod) -> Iterable[PluginFinding]:
 
 
 def _rejections(facts: Facts) -> Iterable[PluginFinding]:
-    """Yield the nodes on which the kubelet refused devices to pods within the last hour."""
+    """Yield a finding for each node whose kubelet refused devices to pods in the last hour."""
     refused: dict[tuple[str, str], list[tuple[float, Pod]]] = {}
     for pod in facts.pods:
         age_s = facts.age_s(_since(pod))
@@ -249,7 +249,7 @@ def _rejections(facts: Facts) -> Iterable[PluginFinding]:
 
 
 def _unhealthy_devices(facts: Facts) -> Iterable[PluginFinding]:
-    """Yield the active pods with a device that its plugin or driver reports Unhealthy."""
+    """Yield a finding for each active pod with a device that is reported Unhealthy."""
     for pod in facts.pods:
         if not plugin_facts.is_active(pod):
             continue

@@ -173,7 +173,7 @@ class Connection:
             await compat.close(client)
 
     async def prepare(self, client: nats.aio.client.Client) -> None:
-        """Call `prepare` again. Raises one of LOST."""
+        """Create missing streams and buckets again with `prepare`. Raises one of LOST."""
         if self._prepare is not None:
             await self._prepare(client)
 

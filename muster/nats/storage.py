@@ -268,7 +268,7 @@ async def waiting_messages(
 async def newest_messages(
     link: connection.Connection, stream: streams.Stream, names: Sequence[str]
 ) -> list[tuple[str, bytes, Mapping[str, str], int]]:
-    """Return the newest message on each of these subjects, as above; retries without limit."""
+    """Return the newest message on each of these subjects; retries without limit."""
     # a work queue delivers only to its workers, so each message is read individually
     retry = jetstream.ReadRetry(link, stream.name)
     while True:

@@ -74,7 +74,7 @@ class Bucket:
 
     @property
     def subjects(self) -> tuple[str, ...]:
-        """The stored subjects. A lock stores no other key: a full bucket refuses each renewal."""
+        """The stored subjects: for a lock, only its key, so that others cannot fill the bucket."""
         return (f"$KV.{self.name}.{self.lock_key or '>'}",)
 
 

@@ -109,7 +109,7 @@ class NotificationReason(enum.StrEnum):
 
 
 class Act(enum.StrEnum):
-    """What a person may do in the console."""
+    """An action that a person can take in the console."""
 
     SILENCE = "silence"
     EXPIRE_SILENCE = "expire_silence"
@@ -117,7 +117,7 @@ class Act(enum.StrEnum):
 
 
 class ActOutcome(enum.StrEnum):
-    """The outcome of an act; FAILED also if NATS did not confirm it, so that it may be done."""
+    """The outcome of an act. After FAILED, the act may be done: NATS did not confirm it."""
 
     DONE = "done"
     REFUSED = "refused"

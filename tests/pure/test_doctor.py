@@ -140,7 +140,7 @@ def test_a_well_muster_is_ok_in_every_check() -> None:
         "OK    receivers      ops (slack)",
         "OK    configuration  no plugin has refused its configuration",
         "",
-        "muster is well",
+        "muster works",
     ]
 
 

@@ -299,7 +299,7 @@ def test_every_end_says_why_it_is_believed() -> None:
     story.polls(MUTE, 18)
     assert story.changes[-1].reason == (
         "xid-94 is over: 18 good polls in a row, no fault for 180 s, "
-        "the driver cannot report what it needs"
+        "the driver cannot report a recovery action"
     )
 
 
@@ -309,7 +309,7 @@ def test_where_the_driver_cannot_say_a_reset_is_believed_from_what_it_does() -> 
     away.polls(LOST, 1)
     assert away.polls(MUTE, 6) == ["6: -unhealthy xid-95"]
     assert away.changes[-1].reason.endswith(
-        "the driver cannot report what it needs, it disappeared and came back"
+        "the driver cannot report a recovery action, it disappeared and came back"
     )
     restarted.see(poll(recovery_action=None, ecc_uncorrected=2))
     restarted.xid(95)

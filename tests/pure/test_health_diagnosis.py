@@ -314,7 +314,7 @@ def test_evidence_names_its_source() -> None:
     assert reached is not None
     assert [(each.source, each.observed) for each in reached.evidence] == [
         ("heartbeat", "none for 13.0 s, 2.6 intervals of 5 s"),
-        ("probe", "nobody is subscribed to the plugin's subject"),
+        ("probe", "no process is subscribed to the plugin's subject in NATS"),
         ("bus", "connection closed 2.0 s ago (Client Closed)"),
         ("kubernetes", "node lease renewed 4 s ago; node Ready"),
         (

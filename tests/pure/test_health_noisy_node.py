@@ -47,7 +47,7 @@ def test_a_noisy_node_is_an_alert_with_how_much_over_what_time_and_from_whom() -
         "",
         0,
     )
-    assert alert.summary == "a sends more than allowed: heartbeats; the rest is not read"
+    assert alert.summary == "a sends more than allowed: heartbeats; the excess is not read"
     assert [(e.source, e.observed) for e in alert.evidence] == [
         ("bus", "at least 10,400 heartbeats (680.0 MB) within 2.0 s; from device-plugin")
     ]
@@ -72,7 +72,7 @@ def test_another_kind_of_noise_changes_the_alert() -> None:
     assert world.story("a") == [(AlertKind.NOISY_NODE, AlertState.FIRING)] * 2
     (shown,) = world.services[0].detector.fleet_alerts()
     assert (
-        shown.summary == "a sends more than allowed: connection, heartbeats; the rest is not read"
+        shown.summary == "a sends more than allowed: connection, heartbeats; the excess is not read"
     )
 
 

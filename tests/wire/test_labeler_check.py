@@ -582,7 +582,12 @@ def test_karpenter_needs_its_gate_and_an_overlay(here: Cluster) -> None:
     }
     here.put(overlay)
     assert findings_of(here.check("autoscaler")[1]) == [
-        ("AS003", "warn", "karpenter", "the NodeOverlay gate is off: overlays are ignored")
+        (
+            "AS003",
+            "warn",
+            "karpenter",
+            "Karpenter's feature gate NodeOverlay is off, so it ignores NodeOverlays",
+        )
     ]
 
 
@@ -593,7 +598,7 @@ def test_node_local_devices_for_fuse_are_reported(here: Cluster) -> None:
             "AS004",
             "warn",
             "fuse.example.com",
-            "fuse devices by DRA belong to one node, so scale-down considers only their use",
+            "on nodes with DRA fuse devices, scale-down considers only the use of these devices",
         )
     ]
 

@@ -1,4 +1,4 @@
-"""Pure: writes `permissions` for a nats-server that trusts keys instead of passwords.
+"""Pure: writes nats-server's accounts from `permissions`, for clients with keys.
 
 An operator signs the accounts; an account names the keys that may sign its users. Each role has its
 own signing key with a scope: its owner can create users of that role only, and the account, not the

@@ -1,4 +1,4 @@
-"""Pure: permissions on the bus: what each role may do; a plugin, for its own node only.
+"""Pure: the permissions of each role on the bus; those of a plugin are limited to its node.
 
 A plugin publishes only for its own node, under listed names, on subjects that are enumerated, so
 that their number is bounded. It makes no JetStream requests and only adds messages to a stream.
@@ -207,7 +207,7 @@ def notifier() -> Grant:
 
 
 def reader(name: str) -> Grant:
-    """Return the rights of an outside tool: to read only what is stored for people."""
+    """Return the rights of an outside tool: to read events, alerts, heartbeats and silences."""
     letters = streams.DEAD_LETTERS.name
     return _grant(
         f"reader_{name}" if name else "reader",
@@ -222,7 +222,7 @@ def reader(name: str) -> Grant:
 
 
 def console() -> Grant:
-    """Return the rights of a console in which people may act: a reader's, and those acts.
+    """Return the rights of a console in which people may act: those of a reader, and more.
 
     It adds silences, puts dead letters back into the outbox, and publishes who did so.
     """

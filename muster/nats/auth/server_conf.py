@@ -1,4 +1,4 @@
-"""Pure: writes `permissions` as nats-server's configuration, for users with passwords."""
+"""Pure: writes nats-server's accounts from `permissions`, for clients with passwords."""
 
 import json
 import re

@@ -341,7 +341,7 @@ def ended(faults: DeviceFaults, key: alerts.Key) -> tuple[vocabulary.Evidence, .
     slot, resource = key
     otherwise = "the plugin no longer reports the fault"
     if slot == AlertKind.DEVICES_SHORT:
-        otherwise = "there are as many devices as before, or as the new configuration expects"
+        otherwise = "the expected number of devices is present again"
     why = faults.ended.get((AlertKind(slot), resource), otherwise)
     return (evidence.of("plugin", why),)
 

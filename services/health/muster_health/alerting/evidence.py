@@ -25,7 +25,7 @@ def silent(silent_s: float, interval_s: float, *, ever_heard: bool) -> vocabular
 
 def not_subscribed() -> vocabulary.Evidence:
     """Return the evidence that a probe was rejected, because nobody is subscribed."""
-    return of("probe", "nobody is subscribed to the plugin's subject")
+    return of("probe", "no process is subscribed to the plugin's subject in NATS")
 
 
 def no_answer(timeout_s: float) -> vocabulary.Evidence:

@@ -273,7 +273,7 @@ class PluginAlerting:
             return wanted
         skewed = alerts.Alert(
             kind=AlertKind.CLOCK_SKEW,
-            summary=f"the clock of node {self.node} differs from health's",
+            summary=f"the clock of node {self.node} differs from the clock of health's node",
             evidence=(evidence.of("heartbeat", observed.clock_text),),
             starts_at=at,
             changed_at=at,

@@ -24,8 +24,8 @@ _SUMMARY: Final[Mapping[Rule | None, str]] = {
     Rule.WATCHED_TWO_SERVERS: "is running twice at the same time",
     Rule.WATCHED_NOT_OFFERED: "is missing: the node has the hardware, but no plugin offers it",
     Rule.WATCHED_FILES_MISSING: "lacks CDI files that running pods need when they restart",
-    Rule.WATCHED_NODE_OFFERS_OTHERS: "has a mismatch: the node's allocatable differs from the "
-    "kubelet's list",
+    Rule.WATCHED_NODE_OFFERS_OTHERS: "works, but the node's allocatable differs from the "
+    "number of devices that the kubelet lists",
 }
 _RESTART: Final = "read the log of {pod}, then delete the pod: its DaemonSet starts a new one"
 _ADVICE: Final[Mapping[Rule | None, str]] = {

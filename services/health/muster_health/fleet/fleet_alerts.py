@@ -186,7 +186,7 @@ class FleetAlerts:
         shown = [self.held[key][1] for key in self.held_keys()[:_SHOWN_MAX]]
         yield alerts.Alert(
             kind=AlertKind.MORE_ALERTS,
-            summary=f"{len(self.held)} more plugins have alerts; the rate limit holds them back",
+            summary=f"{len(self.held)} more plugins have alerts, which the rate limit delays",
             evidence=tuple(evidence.of("health", text) for text in shown),
             starts_at=at,
             changed_at=at,

@@ -94,7 +94,7 @@ def _summary(node: str, channels: set[limits.Channel]) -> str:
     if not limited:
         return come_and_go
     more = f"; {come_and_go}" if limits.Channel.SUSPICIONS in channels else ""
-    return f"{node} sends more than allowed: {limited}; the rest is not read{more}"
+    return f"{node} sends more than allowed: {limited}; the excess is not read{more}"
 
 
 def why_ended() -> tuple[vocabulary.Evidence, ...]:
@@ -109,6 +109,8 @@ def _observed(noisy: limits.NodeNoisy) -> vocabulary.Evidence:
     whom = f"; from {senders}{f' and {more} more' if more > 0 else ''}" if senders else ""
     what = _WORDS[noisy.channel]
     text = f"at least {noisy.messages:,} {what}{size} within {noisy.seconds:.1f} s{whom}"
+    if noisy.channel is limits.Channel.CONNECTION:
+        text += "; the gate has closed these connections"
     return evidence.of("bus", text)
 
 
@@ -116,5 +118,5 @@ _WORDS: Final = {
     limits.Channel.HEARTBEATS: "heartbeats",
     limits.Channel.EVENTS: "events",
     limits.Channel.SUSPICIONS: "suspicions",
-    limits.Channel.CONNECTION: "messages over its connections, which the gate has closed",
+    limits.Channel.CONNECTION: "messages over its connections",
 }

@@ -116,7 +116,7 @@ class FleetClocks:
         clocks = sorted((plugin.clock for plugin in self._skewed), key=lambda c: c.seconds)
         middle = clocks[len(clocks) // 2].text()
         skewed = f"{len(clocks)} of {len(self._plugins)} plugins have a skewed clock"
-        return f"{skewed}; the median plugin: {middle}"
+        return f"{skewed}; for the median plugin, {middle}"
 
     def forget(self, plugin: tracked_plugin.TrackedPlugin) -> None:
         """Drop a plugin that is removed."""

@@ -30,7 +30,7 @@ def parse(query: Mapping[str, str]) -> StateQuery:
     """Parse `node=NAME`, or `nodes=500&after=NAME`; empty means all nodes. Raises BadQuery."""
     unknown = sorted(query.keys() - {"node", "after", "nodes"})
     if unknown:
-        raise BadQuery(f"{unknown[0][:50]!r} is not node, nodes or after")
+        raise BadQuery(f"{unknown[0][:50]!r} is not a parameter; use node, nodes or after")
     if "node" in query:
         if not query["node"] or len(query) > 1:
             raise BadQuery(

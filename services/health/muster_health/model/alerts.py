@@ -322,7 +322,8 @@ _ADVICE: Final = {
     AlertKind.FUSE_MOUNT_HUNG: "find out why the program serving the mount hangs, then restart it",
     AlertKind.FUSE_DAEMON_DIED: "read the pod's log, then delete the pod so that it mounts again",
     AlertKind.FUSE_POD_TERMINATING: "abort the mount's connection on the node; the pod then ends",
-    AlertKind.CONFIGURATION_REFUSED: "correct the file, or change it back, before a restart",
+    AlertKind.CONFIGURATION_REFUSED: "before the plugin restarts, correct the file or restore the "
+    "previous one",
     AlertKind.CLOCK_SKEW: "check time synchronization (chrony, NTP) on this node, and on the "
     "node of the health pod if many nodes have this alert",
     AlertKind.NOISY_NODE: "find out what sends so many messages; cordon the node if there is no "

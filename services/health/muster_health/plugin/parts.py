@@ -93,7 +93,7 @@ def _may_go(state: State, *, is_expected: bool) -> bool:
 
 
 class PluginState:
-    """The parts of one plugin on one node; `now` is the receiver's monotonic time in seconds."""
+    """The state of one plugin on one node, in parts; `now` is health's monotonic time."""
 
     __slots__ = (
         "alerting",

@@ -215,7 +215,7 @@ class VerdictState:
 
     @property
     def is_calm(self) -> bool:
-        """Return whether only the next heartbeat is awaited."""
+        """Return whether the machine waits for nothing but the next heartbeat."""
         return self.state is State.HEALTHY and self.reported.problem is None
 
     @property

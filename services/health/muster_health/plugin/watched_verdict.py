@@ -309,10 +309,10 @@ class WatchedMachine(verdict_machine.VerdictMachine):
 
     def _alive_evidence(self) -> vocabulary.Evidence:
         if self.source != "agent":
-            return evidence.of(self.source, "nothing is wrong with it")
+            return evidence.of(self.source, "no problem is observed")
         if self.watched is None or not self.watched.socket:
             return evidence.of("agent", "the kubelet lists its devices; its socket is not known")
         return evidence.of("agent", "it answers, and the kubelet lists its devices")
 
     def _recovery_evidence(self) -> vocabulary.Evidence:
-        return evidence.of(self.source, "nothing is wrong with it any more")
+        return evidence.of(self.source, "no problem is observed any more")

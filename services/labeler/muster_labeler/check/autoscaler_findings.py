@@ -146,7 +146,7 @@ def _gate(view: ClusterView, commands: Commands) -> Iterable[Finding]:
         Id.AS003,
         Severity.WARN if karpenter.overlays else Severity.SUGGEST,
         "karpenter",
-        "the NodeOverlay gate is off: overlays are ignored",
+        "Karpenter's feature gate NodeOverlay is off, so it ignores NodeOverlays",
         evidence=(f"FEATURE_GATES={karpenter.gates}",),
         command=commands.kubectl(
             *("set", "env", f"deployment/{karpenter.name}", "-n", karpenter.namespace),
@@ -168,7 +168,7 @@ def _node_local(slices: Iterable[model.ResourceSlice], commands: Commands) -> It
             Id.AS004,
             Severity.WARN,
             driver,
-            "fuse devices by DRA belong to one node, so scale-down considers only their use",
+            "on nodes with DRA fuse devices, scale-down considers only the use of these devices",
             evidence=(f"ResourceSlices of driver {driver} with a node name",),
             command=commands.kubectl("get", "resourceslices", "-o", "wide"),
         )
@@ -190,7 +190,7 @@ def _stale_status(view: ClusterView, commands: Commands) -> Iterable[Finding]:
         Id.AS006,
         Severity.ERROR,
         "cluster-autoscaler",
-        f"its status is {int(age.total_seconds())} s old: its main loop is failing, or it is gone",
+        f"its status is {int(age.total_seconds())} s old: its main loop fails, or its pod is gone",
         evidence=(f"kube-system/cluster-autoscaler-status of {autoscaler.renewed.isoformat()}",),
         command=commands.kubectl(
             *("get", "configmap", "cluster-autoscaler-status", "-n", "kube-system", "-o", "yaml")

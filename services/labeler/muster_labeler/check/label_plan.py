@@ -136,9 +136,8 @@ def removals(nodes: Sequence[model.Node], *, only: Collection[str] = ()) -> list
                 Row(status, Step.KEEP, status.current, f"owned by {status.foreign_owners}")
             )
         elif status.foreign_owners:
-            reason = (
-                f"our other labels; {accelerators.SKYPILOT} is owned by {status.foreign_owners}"
-            )
+            owners = status.foreign_owners
+            reason = f"muster's other labels; {accelerators.SKYPILOT} is owned by {owners}"
             planned.append(Row(status, Step.REMOVE, status.current, reason))
         else:
             planned.append(Row(status, Step.REMOVE, None, "ours"))

@@ -179,7 +179,7 @@ async def _write_all(
         )
         _print_result(request, rows, [], {})
         return Exit.FINE
-    verb = "Remove our labels from" if is_unlabelling else "Label"
+    verb = "Remove muster's labels from" if is_unlabelling else "Label"
     action = f"{verb} {wording.counted(len(work), 'node')} of"
     if not request.write.yes and not await is_confirmed(request.command, api, action):
         return Exit.USAGE if not sys.stdin.isatty() else Exit.PROBLEMS

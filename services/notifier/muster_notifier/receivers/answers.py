@@ -97,7 +97,7 @@ def refusal(body: bytes) -> results.Result | None:
     try:
         answer = msgspec.json.decode(body, type=_Json)
     except codec.UNREADABLE:
-        detail = f"answered 200, but not like a receiver: {shown}"
+        detail = f"answered 200, but with an unexpected body: {shown}"
         return results.Result(results.Outcome.INVALID_RESPONSE, detail)
     if answer.ok and answer.success and not answer.error and not answer.errors:
         return None

@@ -40,7 +40,7 @@ _IMPACTS: Final = {
     AlertKind.CONFIGURATION_REFUSED: ("the previous file applies until a restart",) * 2,
     AlertKind.CLOCK_SKEW: ("times in alerts may be wrong",) * 2,
     AlertKind.NOISY_NODE: ("some of its reports are ignored",) * 2,
-    AlertKind.STORM: ("no verdicts on single plugins until it ends",) * 2,
+    AlertKind.STORM: ("single plugins are not diagnosed until it ends",) * 2,
     AlertKind.EVICTIONS: ("reports and alerts may be lost",) * 2,
     AlertKind.MORE_ALERTS: ("they have no notifications of their own",) * 2,
     AlertKind.HEALTH_SILENT: ("failures of plugins are not detected",) * 2,

@@ -239,7 +239,7 @@ def _lines(
     lines = [alerts] if alerts else []
     lines += [f"{name}: {command}" for name, command in commands.items() if command]
     if notification.why:
-        lines.append(headline.line(f"why you: {notification.why}"))
+        lines.append(headline.line(f"why you are notified: {notification.why}"))
     return lines
 
 

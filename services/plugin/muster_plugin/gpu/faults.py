@@ -19,8 +19,8 @@ unknown: it neither shows a fault nor rules one out. Numbers and names are those
 
 A good poll is an answer that requests no action. Quiet means `cooldown_s` without another fault on
 the part and without an answer that requests an action. Quiet has to last `UNPROVEN_FACTOR` times as
-long if the driver cannot report what it needs and nothing else proves a reset. It doubles each time
-the part becomes unhealthy within `FLAP_WINDOW_S` of its recovery.
+long if the driver cannot report a recovery action and nothing else proves a reset. It doubles each
+time the part becomes unhealthy within `FLAP_WINDOW_S` of its recovery.
 """
 
 import enum
@@ -357,7 +357,7 @@ class ActiveFault:
             f"no fault for {quiet_s:.0f} s",
             "the driver requests no action"
             if is_proven
-            else "the driver cannot report what it needs",
+            else "the driver cannot report a recovery action",
             self._reset_evidence,
         ]
         return ", ".join(filter(None, parts))
