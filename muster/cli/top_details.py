@@ -15,7 +15,7 @@ from muster.cli.top_lists import Tone
 _LINES_MAX: Final = 5_000
 _LINE_MAX: Final = 2_000
 
-HELP: Final = """\
+_HELP: Final = """\
 up, down, j, k      the next or previous row        page up, page down, space
 home, g / end, G    the first or the last row
 enter               a node: why it is in its state (as `muster why`)
@@ -26,7 +26,7 @@ esc                 back; clears the filter
 /                   filter: rows with all words; !word: rows without it
 s                   sort by the next column
 ?                   this help
-q, ctrl-c           quit
+q, ctrl-c           {quits}
 
 Nodes are sorted by urgency: critical, warning, unknown, notice, ok. DEVICES
 has, for each resource, how many devices pods may use, and how many there are.
@@ -91,6 +91,11 @@ def entry_lines(shown: rows.Entry) -> list[str]:
             "the rest is not kept here; `muster events --json` prints all of it",
         ]
     return escaping.json_text(msgspec.json.format(shown.json, indent=2)).split("\n")
+
+
+def help_page(quits: str, about: Sequence[str]) -> Detail:
+    """Return the help; `quits` says what the last key does, `about` has addresses."""
+    return Detail("help", text=[*_HELP.format(quits=quits).splitlines(), *about])
 
 
 def alert_lines(item: rows.Alert) -> list[str]:

@@ -351,6 +351,15 @@ def wrapped(text: str, width: int, *, most: int = _LINES_MAX) -> list[str]:
     return [*lines, text]
 
 
+def wrapped_parts(parts: Iterable[Part], width: int, *, most: int) -> list[Line]:
+    """Return each part as at most `most` lines of `width` cells."""
+    return [
+        fit_line([Part(line, part.tone)], width)
+        for part in parts
+        for line in wrapped(part.text, width, most=most)
+    ]
+
+
 def _cut(text: str, width: int) -> int:
     """Return how many characters fit, at least one beyond the indentation."""
     left = width

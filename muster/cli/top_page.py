@@ -153,7 +153,7 @@ class Page:
         elif key == "q":
             return False
         elif key == "?":
-            self._open(details.Detail("help", text=[*details.HELP.splitlines(), *self._about]))
+            self._open(details.help_page(self._quits, self._about))
         elif self._details:
             self._press_in_detail(self._details[-1], key)
         else:
@@ -242,7 +242,8 @@ class Page:
             self._open(details.Detail(f"why {node}", node, is_why=True, text=["reading"]))
 
     def _open(self, detail: details.Detail) -> None:
-        self._details = [*self._details[-_DETAILS_MAX:], detail]
+        others = [each for each in self._details if each.title != detail.title]
+        self._details = [*others[-_DETAILS_MAX:], detail]
 
     def _views(self) -> list[View]:
         return [view for view in View if view is not View.PROCESSES or self.has_processes]
@@ -281,7 +282,10 @@ class Page:
         if is_old:
             parts.append(Part(" (old)", Tone.BAD))
         parts.append(Part(f"   {self._alert_count()}"))
-        return lists.fit_line(parts, width)
+        console = next((line for line in self._about if line.startswith("console ")), "")
+        address = Part("".join(f"   {word}" for word in console.split()[1:2]), Tone.DIM)
+        fits = sum(lists.width_of(part.text) for part in (*parts, address)) <= width
+        return lists.fit_line([*parts, address] if fits else parts, width)
 
     def _alert_count(self) -> str:
         total = len(self._fleet.alerts)
@@ -297,11 +301,7 @@ class Page:
         if len(notes) > _NOTES_MAX:
             more = wording.counted(len(notes) - _NOTES_MAX + 1, "more note")
             notes[_NOTES_MAX - 1 :] = [Part(f" NOTE and {more}: `muster status`", Tone.WARNING)]
-        lines: list[Line] = []
-        for text, tone in notes:
-            parts = lists.wrapped(text, width, most=_NOTE_LINES)
-            lines += [lists.fit_line([Part(part, tone)], width) for part in parts]
-        return lines
+        return lists.wrapped_parts(notes, width, most=_NOTE_LINES)
 
     def _tabs(self, width: int) -> Line:
         """Return the names of the views, or of the item shown in full, and the position in it."""

@@ -136,6 +136,28 @@ def test_the_first_screen_has_the_most_urgent_first_and_fits_into_80_columns() -
     ]
 
 
+def test_the_address_of_the_console_is_in_the_first_line_where_it_fits() -> None:
+    about = ["console         http://127.0.0.1:8630/  pid 7", "NATS            nats://127.0.0.1:1"]
+    page = top_page.Page(fleet(plugin("node-a")), quits="stop all", about=about)
+    page.receive_fleet(T0)
+    first = " muster  1 node: 1 ok   no alert is firing"
+    assert screen(page, height=14)[0] == f"{first}   http://127.0.0.1:8630/"
+    assert screen(page, width=60, height=14)[0] == first
+
+
+def test_help_that_is_asked_for_twice_is_open_once_and_says_what_ends_the_page() -> None:
+    page = top_page.Page(fleet(plugin("node-a")), quits="stop all", about=["console  x"])
+    page.receive_fleet(T0)
+    page.press("?")
+    page.press("?")
+    shown = screen(page, height=40)
+    assert shown[1].startswith(" fleet > help ")
+    assert " q, ctrl-c           stop all" in shown
+    assert " console  x" in shown
+    page.press("escape")
+    assert screen(page, height=40)[1].startswith("  1 fleet ")
+
+
 def test_a_wide_screen_also_has_the_problem_of_each_node() -> None:
     page = page_of(fleet(plugin("node-b", alert("node-b"))))
     assert "device-plugin on node-b is stuck" in screen(page, width=200)[3]
