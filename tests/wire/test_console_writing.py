@@ -400,6 +400,23 @@ def test_what_does_not_come_from_a_page_of_the_same_person_does_nothing(tmp_path
     asyncio.run(story())
 
 
+def test_two_consoles_on_one_machine_do_not_invalidate_the_forms_of_each_other(
+    tmp_path: Path,
+) -> None:
+    async def story() -> None:
+        async with world(tmp_path, LOCAL) as shown:
+            health = console_fleet.Health()
+            async with console_fleet.shown(health, writing=LOCAL) as elsewhere:
+                token = await shown.token()
+                # a browser sends a cookie to all ports of a host
+                async with shown.browser.get(f"{elsewhere}/alerts") as answer:
+                    assert answer.status == 200
+                status, place, _ = await shown.send("/silence", {**FORM, "token": token})
+                assert (status, place) == (303, f"alerts?done=silenced&silence={FORM['id']}")
+
+    asyncio.run(story())
+
+
 def test_who_acts_without_end_is_refused_for_a_while(tmp_path: Path) -> None:
     async def story() -> None:
         async with world(tmp_path, LOCAL) as shown:

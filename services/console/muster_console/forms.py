@@ -154,7 +154,7 @@ class Forms:
         except oidc.Unanswered as error:
             raise _not_signed_in(str(error), 502) from None
         answer = responses.Response(status_code=302, headers={"location": place})
-        answer.raw_headers.append(self._visitors.sign_in_cookie(attempt))
+        answer.raw_headers.append(self._visitors.sign_in_cookie(attempt, request.headers))
         return answer
 
     async def signed_in(self, request: requests.Request) -> responses.Response:
@@ -178,15 +178,17 @@ class Forms:
         logs.logger().info("signed_in", actor=identity.name)
         answer = _back("alerts")
         # a new session: an earlier one may be known to somebody else
-        answer.raw_headers.append(self._visitors.cookie(self._visitors.session(identity.name)))
-        answer.raw_headers.append(self._visitors.sign_in_cookie(None))
+        session = self._visitors.session(identity.name)
+        answer.raw_headers.append(self._visitors.cookie(session, request.headers))
+        answer.raw_headers.append(self._visitors.sign_in_cookie(None, request.headers))
         return answer
 
     async def sign_out(self, request: requests.Request) -> responses.Response:
         """End a session."""
         await self._visitors.form(request)
         answer = _back("alerts")
-        answer.raw_headers.append(self._visitors.cookie(self._visitors.session()))
+        session = self._visitors.session()
+        answer.raw_headers.append(self._visitors.cookie(session, request.headers))
         return answer
 
     def _attempted_provider(self, request: requests.Request) -> oidc.Provider:

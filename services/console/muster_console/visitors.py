@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import secrets
 import time
 import urllib.parse
@@ -23,6 +24,7 @@ _FORM_FIELDS_MAX: Final = 32
 _FORM_WAIT_S: Final = 10.0
 _TABLE_BYTES_MAX: Final = 16 * 1024 * 1024
 _TABLES: Final = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
+_PORT: Final = re.compile("[0-9]{1,5}")
 _SCOPE: Final = "muster.visitor"
 _WITHOUT: Final = ("/static/", "/api/", "/healthz", "/readyz", "/metrics")
 
@@ -57,8 +59,6 @@ class Visitors:
         self.hosts = [split.hostname] if split.hostname else []
         """The host name in the console's address, as a list; empty without an address."""
         self.is_secure = split.scheme == "https"
-        prefix = "__Host-" if self.is_secure else ""
-        self._cookie = f"{prefix}muster"
 
     def around(self, inner: types.ASGIApp) -> types.ASGIApp:
         """Return an application that adds the visitor to each request for a page."""
@@ -75,7 +75,7 @@ class Visitors:
         self, inner: types.ASGIApp, scope: types.Scope, receive: types.Receive, send: types.Send
     ) -> None:
         headers = datastructures.Headers(scope=scope)
-        given = _cookies(headers).get(self._cookie, "")
+        given = _cookies(headers).get(self._cookie_name(headers), "")
         at = time.time()
         known = sessions.unseal(given, sessions.Session, self._key, at=at)
         session = known or self.session()
@@ -85,7 +85,7 @@ class Visitors:
             if message["type"] == "http.response.start":
                 names = {name.lower() for name, _ in message["headers"]}
                 if known is None and b"set-cookie" not in names:
-                    message["headers"] = [*message["headers"], self.cookie(session)]
+                    message["headers"] = [*message["headers"], self.cookie(session, headers)]
             await send(message)
 
         await inner(scope, receive, send_with_cookie)
@@ -95,26 +95,39 @@ class Visitors:
         ends_at = time.time() + sessions.LASTS_S
         return sessions.Session(id=secrets.token_hex(_ID_BYTES), name=name, ends_at=ends_at)
 
-    def cookie(self, session: sessions.Session) -> tuple[bytes, bytes]:
-        """Return the header that gives a session to a browser."""
+    def cookie(self, session: sessions.Session, headers: Mapping[str, str]) -> tuple[bytes, bytes]:
+        """Return the header that gives a session to the browser that sent `headers`."""
         sealed = sessions.seal(session, self._key)
         text = sessions.cookie(
-            self._cookie, sealed, lasts_s=sessions.LASTS_S, is_secure=self.is_secure
+            self._cookie_name(headers), sealed, lasts_s=sessions.LASTS_S, is_secure=self.is_secure
         )
         return b"set-cookie", text.encode()
 
-    def sign_in_cookie(self, attempt: sessions.SignIn | None) -> tuple[bytes, bytes]:
+    def sign_in_cookie(
+        self, attempt: sessions.SignIn | None, headers: Mapping[str, str]
+    ) -> tuple[bytes, bytes]:
         """Return the header that stores an attempt to sign in; None removes the stored one."""
         sealed = sessions.seal(attempt, self._key) if attempt else ""
         lasts_s = sessions.SIGN_IN_S if attempt else 0.0
-        name = f"{self._cookie}-sign-in"
+        name = f"{self._cookie_name(headers)}-sign-in"
         text = sessions.cookie(name, sealed, lasts_s=lasts_s, is_secure=self.is_secure)
         return b"set-cookie", text.encode()
 
     def attempt(self, request: requests.Request, *, at: float) -> sessions.SignIn | None:
         """Return the attempt to sign in from a request's cookie; None if missing or invalid."""
-        given = _cookies(request.headers).get(f"{self._cookie}-sign-in", "")
+        name = f"{self._cookie_name(request.headers)}-sign-in"
+        given = _cookies(request.headers).get(name, "")
         return sessions.unseal(given, sessions.SignIn, self._key, at=at)
+
+    def _cookie_name(self, headers: Mapping[str, str]) -> str:
+        """Return the cookie's name: browsers send a cookie to every port of a host.
+
+        RFC 6265, 8.5. Several consoles on one machine, or behind port-forwards, have other ports.
+        """
+        if self.is_secure:
+            return "__Host-muster"
+        _, _, port = (self._origin or headers.get("host", "")).rpartition(":")
+        return f"muster-{port}" if _PORT.fullmatch(port) else "muster"
 
     async def form(self, request: requests.Request) -> tuple[identities.Identity, dict[str, str]]:
         """Return who sent a form, and its fields. Raises HTTPException, such as Lapsed."""
