@@ -38,13 +38,13 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Recovery(msgspec.Struct, frozen=True, kw_only=True):
-    """A problem that is gone `since` then; it counts as over if that lasts `until` then."""
+    """A problem that ended at `since`, and counts as resolved at `until` unless it returns."""
 
     since: datetime
     until: datetime
 
     def text(self, now: datetime | None = None) -> str:
-        """Return how long it has been gone (without `now`: not), and how long it must be."""
+        """Return the required time without the problem, and, with `now`, how much has passed."""
         needed_s = round((self.until - self.since).total_seconds())
         if now is None:
             return f"recovering: must be well for {needed_s} s"
@@ -161,7 +161,7 @@ class Plugin(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def past(self) -> tuple[Evidence, ...]:
-        """Return the evidence whose problem is gone, but not for long enough."""
+        """Return the evidence of a problem that has ended, but not long enough ago."""
         if self.recovery is not None:
             return self.evidence
         return tuple(item for each in self.alerts if each.recovery for item in each.evidence)
@@ -178,7 +178,7 @@ class Plugin(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def reasons(self) -> list[str]:
-        """Return in words why it is not well, the most urgent first."""
+        """Return the reasons why the plugin is not well, as texts, the most urgent first."""
         reasons = [*self.problems]
         if self.is_suspended:
             reasons.append("suspended: many plugins became silent at the same time")

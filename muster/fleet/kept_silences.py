@@ -1,4 +1,4 @@
-"""Pure: the silences that a program shows and applies: of very many, those that end last."""
+"""Pure: stores the silences that a program shows; of very many, only those that end last."""
 
 import bisect
 from datetime import datetime
@@ -66,12 +66,14 @@ class KeptSilences:
         return max((self.by_id[key] for key in keys), key=lambda each: each.ends_at, default=None)
 
     def caveats(self, at: datetime) -> list[str]:
-        """Return why an alert may be silenced although this does not know it."""
+        """Return why some silenced alerts may be shown as not silenced."""
         limit = len(self._ends) - SILENCES_MAX
         if limit <= 0 or self._ends[limit - 1][0] <= at:
             return []
         which = f"more than {SILENCES_MAX:,} silences have not ended"
-        return [f"{which}; those that end first are ignored here, so alerts may look unsilenced"]
+        return [
+            f"{which}; those that end first are ignored, so silenced alerts may look unsilenced"
+        ]
 
     def _enter(self, key: str) -> tuple[matching.Matcher, ...]:
         self._active = None

@@ -1,4 +1,4 @@
-"""Pure: what is kept of a plugin's state: its verdict, and the counts of its devices."""
+"""Pure: the part of a plugin's state that is stored: its verdict and its device counts."""
 
 from collections.abc import Mapping
 from datetime import datetime
@@ -21,7 +21,7 @@ class Counts(NamedTuple):
 
 
 class PluginFacts(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """The kept part of a plugin's state."""
+    """The stored part of a plugin's state."""
 
     name: str
     verdict: str
@@ -55,7 +55,7 @@ class Shared:
 
 
 def of(plugin: health_state.Plugin, shared: Shared) -> PluginFacts:
-    """Return the kept part of a plugin's state."""
+    """Return the part of a plugin's state to store."""
     resources = shared.resources(
         tuple(
             (

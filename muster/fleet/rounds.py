@@ -1,4 +1,4 @@
-"""Pure: what to read of health's state next: the pages of all nodes, and single nodes that changed.
+"""Pure: decides which part of health's state to read next: a page of all nodes, or changed nodes.
 
 All nodes are read round after round, page by page. Too many changed nodes are not read one by one:
 a fast round is wanted for them instead, which reads every page once more.

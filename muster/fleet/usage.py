@@ -1,4 +1,4 @@
-"""Pure: how many devices pods may use; those of a plugin that does not work are only listed.
+"""Pure: counts the devices that pods may use; those of a failed plugin are unconfirmed.
 
 The node's status keeps listing the devices of such a plugin, but a pod may not get one.
 """

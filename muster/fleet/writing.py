@@ -85,7 +85,7 @@ async def read_dead_letters(
 
 
 class NewestLetters:
-    """Reads the newest dead letters on some subjects, as often as it is asked.
+    """Reads the newest dead letters on some subjects, repeatedly.
 
     NATS lists the subjects, but not when their messages were stored. So each letter is downloaded
     once to find out, and from then on only new ones and the newest are.
@@ -99,7 +99,7 @@ class NewestLetters:
         """By subject."""
 
     async def read(self) -> tuple[list[dead_letters.DeadLetter], int]:
-        """Return the letters, newest first, and how many there are; a new call goes on if cut off.
+        """Return the letters, newest first, and their number; continue an interrupted earlier call.
 
         A letter that was replaced while it was not among the newest keeps its old place.
         """

@@ -66,8 +66,8 @@ def test_the_labels_in_the_address_must_all_be_equal(
 @pytest.mark.parametrize(
     ("query", "problem"),
     [
-        ([("nodes", "a")], "this page knows no nodes; did you mean node?"),
-        ([("utm_source", "x")], "this page knows no utm_source; did you mean resource?"),
+        ([("nodes", "a")], "this page has no filter nodes; did you mean node?"),
+        ([("utm_source", "x")], "this page has no filter utm_source; did you mean resource?"),
         ([("kind", "stukc")], "no kind is called stukc; did you mean stuck?"),
     ],
 )

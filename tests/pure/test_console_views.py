@@ -139,11 +139,11 @@ def inventory(*, at: datetime = AT - HOUR / 2) -> vocabulary.InventoryReported:
         ),
         (
             vocabulary.ConfigurationRefused(**REPORT, config_hash="h", problems=("no path", "b")),
-            "the old configuration stays: no path; b",
+            "the previous configuration stays active: no path; b",
         ),
         (
             vocabulary.ProblemChanged(**REPORT, problem="no driver", holds=False),
-            "no longer: no driver",
+            "resolved: no driver",
         ),
         (inventory(), "3 devices of nvidia.com/gpu, x/serial"),
         (

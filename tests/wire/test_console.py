@@ -60,6 +60,14 @@ async def console(
         yield client
 
 
+@contextlib.asynccontextmanager
+async def elsewhere(client: aiohttp.ClientSession) -> AsyncIterator[aiohttp.ClientSession]:
+    """Yield a client of the same console with another address."""
+    connector = aiohttp.TCPConnector(local_addr=("127.0.0.2", 0))
+    async with aiohttp.ClientSession(base_url=client._base_url, connector=connector) as other:
+        yield other
+
+
 async def columns(client: aiohttp.ClientSession) -> dict[str, Any]:
     async with client.get("/api/fleet") as answer:
         body: dict[str, Any] = await answer.json()
@@ -266,6 +274,47 @@ async def test_too_many_open_pages_are_refused_and_a_closed_one_makes_room() -> 
             async with client.get("/api/changes") as answer:
                 if answer.status == 200:
                     break
+
+
+@on_a_loop
+async def test_pages_are_shared_by_all_who_open_some() -> None:
+    async with console(fleet(), pages_max=2) as client, elsewhere(client) as other:
+        first, second = changes(client), changes(client)
+        for page in (first, second):
+            await anext(page)
+        async with other.get("/api/changes") as answer:
+            assert answer.status == 200
+            with pytest.raises(asyncio.IncompleteReadError):
+                while True:
+                    await anext(first)
+            # each of the two has one now
+            for each in (client, other):
+                async with each.get("/api/changes") as refused:
+                    assert (refused.status, refused.headers["retry-after"]) == (503, "5")
+        await second.aclose()
+
+
+@on_a_loop
+async def test_all_pages_may_be_opened_at_once_from_one_address() -> None:
+    async with console(fleet(), pages_max=100) as client:
+        statuses = set()
+        for _ in range(800):
+            async with client.get("/healthz") as answer:
+                statuses.add(answer.status)
+        assert statuses == {200}
+
+
+@on_a_loop
+async def test_connections_from_one_address_leave_some_to_others() -> None:
+    async with console(fleet(), pages_max=1) as client, elsewhere(client) as other:
+        url = client._base_url
+        assert url is not None
+        async with contextlib.AsyncExitStack() as opened:
+            for _ in range(110):
+                _, writer = await asyncio.open_connection(url.host, url.port)
+                opened.callback(writer.close)
+            async with other.get("/healthz") as answer:
+                assert answer.status == 200
 
 
 @on_a_loop

@@ -210,7 +210,7 @@ def test_an_act_that_nats_refuses_is_refused_with_the_reason(tmp_path: Path) -> 
             fields = {**FORM, "token": await shown.token()}
             await shown.change_silences(max_msg_size=50)
             status, _, text = await shown.send("/silence", fields)
-            reason = "NATS refused it: message size exceeds maximum allowed"
+            reason = "NATS refused the change: message size exceeds maximum allowed"
             assert (status, reason in text) == (409, True)
             assert await shown.acts(1) == [(vocabulary.ActOutcome.REFUSED, reason)]
             assert await shown.silences() == []
@@ -232,7 +232,7 @@ def test_a_form_that_is_sent_twice_adds_one_silence(tmp_path: Path) -> None:
             assert f'name="id" value="{ids[0]}"' not in text
             assert await shown.acts(3) == [
                 (vocabulary.ActOutcome.DONE, FORM["comment"]),
-                (vocabulary.ActOutcome.DONE, "sent again: this silence was stored before"),
+                (vocabulary.ActOutcome.DONE, "sent again: this silence was already stored"),
                 (vocabulary.ActOutcome.REFUSED, "this form was sent before, with other content"),
             ]
             fields["id"] = "ffffffffffff"
@@ -429,6 +429,24 @@ def test_who_acts_without_end_is_refused_for_a_while(tmp_path: Path) -> None:
     asyncio.run(story())
 
 
+def test_behind_a_trusted_proxy_each_person_has_a_rate_of_requests(tmp_path: Path) -> None:
+    tree = {"url": "http://127.0.0.1:80/", "header": {"name": "X-User", "from": ["127.0.0.1"]}}
+
+    async def story() -> None:
+        async with world(tmp_path, msgspec.convert(tree, config.Writing)) as shown:
+
+            async def status(person: str) -> int:
+                async with shown.browser.get("/healthz", headers={"x-user": person}) as answer:
+                    return answer.status
+
+            async with asyncio.timeout(60):
+                while await status("ann") != 429:
+                    pass
+            assert await status("bob") == 200
+
+    asyncio.run(story())
+
+
 def test_a_header_counts_from_the_proxy_only(tmp_path: Path) -> None:
     def settings(peer: str) -> config.Writing:
         tree = {"url": "http://127.0.0.1:80/", "header": {"name": "X-User", "from": [peer]}}
@@ -476,7 +494,10 @@ def test_a_form_that_breaks_off_is_refused_and_no_fault_of_the_console(tmp_path:
                 while not logged:
                     await asyncio.sleep(0.01)
             (line,) = logged
-            assert (line["event"], line["reason"]) == ("act_refused", "the form did not arrive")
+            assert (line["event"], line["reason"]) == (
+                "operator_action_refused",
+                "the form did not arrive",
+            )
 
     asyncio.run(story())
 

@@ -90,7 +90,7 @@ class Acts:
                 await writing.add_silence(self._bus.link, silence)
             except writing.SilenceExists as error:
                 if silence.is_sent_again(error.stored):
-                    return _Result(_DONE, "sent again: this silence was stored before")
+                    return _Result(_DONE, "sent again: this silence was already stored")
                 return _Result(_REFUSED, "this form was sent before, with other content")
             return _Result(_DONE)
 
@@ -134,7 +134,9 @@ class Acts:
         """Do the work and publish its outcome, even if this task is cancelled. Raises Failed."""
         if not self._rates.try_take(attempt.who, asyncio.get_running_loop().time()):
             # no event: a flood of attempts must not cause a flood of events
-            logs.logger().warning("act_refused", actor=attempt.who.name, reason="too_often")
+            logs.logger().warning(
+                "operator_action_refused", actor=attempt.who.name, reason="too_often"
+            )
             raise TooOften("too many acts; try again in a few seconds")
         try:
             async with asyncio.timeout(_LIMIT_S), self._places:
@@ -142,7 +144,7 @@ class Acts:
         except TimeoutError:
             result = _Result(_FAILED, _UNCONFIRMED)
         except jetstream.Refused as error:
-            result = _Result(_REFUSED, f"NATS refused it: {error}")
+            result = _Result(_REFUSED, f"NATS refused the change: {error}")
         except asyncio.CancelledError:
             self._record(attempt, _Result(_FAILED, _ENDED))
             raise

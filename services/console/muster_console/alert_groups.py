@@ -109,7 +109,7 @@ def filter_of(query: Iterable[tuple[str, str]], *, others: Container[str] = ()) 
             problems += [doubt] if (doubt := matching.doubt(wanted)) else []
         elif name not in others:
             near = validation.near(name, ("q", *matching.LABELS))
-            problem = f"this page knows no {name[:_SHOWN_MAX]}"
+            problem = f"this page has no filter {name[:_SHOWN_MAX]}"
             problems.append(f"{problem}; {near}" if near else problem)
     return Filter(
         labels=tuple(labels[:_LABELS_MAX]),

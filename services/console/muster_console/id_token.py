@@ -1,4 +1,4 @@
-"""Pure: verifies an ID token: its signature, issuer, audience, times and nonce."""
+"""Pure: verifies an ID token (signature, issuer, times, nonce), and that this person may act."""
 
 import fnmatch
 import hmac

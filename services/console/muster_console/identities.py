@@ -1,4 +1,4 @@
-"""Pure: who sends a request: a user of this machine, or a person whom a trusted proxy names."""
+"""Pure: identifies who sends a request: a user of this machine, or whom a trusted proxy names."""
 
 import enum
 import ipaddress

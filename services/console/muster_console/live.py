@@ -117,7 +117,7 @@ class Live:
     async def sources(
         self, node: str, age: timedelta, *, is_past: bool = False
     ) -> node_page.Sources:
-        """Return a node's state from health, and its events of this age; pages share the reads.
+        """Return a node's state from health, and its events up to this age; pages share the reads.
 
         A page about the past (`is_past`) may get an older answer.
         """
@@ -227,7 +227,7 @@ class Live:
                     break
                 except ConnectionError as error:
                     if not is_logged:
-                        logs.logger().warning("past_unreadable", types=types, error=str(error))
+                        logs.logger().warning("history_unreadable", types=types, error=str(error))
                     is_logged = True
                     await asyncio.sleep(_PAST_RETRY_S)
             at = datetime.now(UTC)

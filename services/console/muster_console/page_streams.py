@@ -7,7 +7,7 @@ from typing import Final
 
 from starlette import requests, responses, types
 
-from muster_console import event_log, live, subscribers
+from muster_console import event_log, live, security, subscribers
 
 _SEND_S: Final = 30.0
 """A page that reads nothing for this long is disconnected; its browser connects again."""
@@ -16,17 +16,23 @@ _RETRY_S: Final = 5
 
 
 class Streams:
-    """The streams of all open pages."""
+    """The streams of all open pages.
+
+    If there are as many as may be, a peer may still open one at the cost of the peer with the most,
+    which then keeps at least as many as it.
+    """
 
     def __init__(self, current: live.Live, *, pages_max: int) -> None:
         self._live = current
         self._pages_max = pages_max
-        self._open = 0
+        self._open: dict[str, list[asyncio.Future[None]]] = {}
+        """The ends of the streams of each peer, the oldest first."""
 
     async def changes(self, request: requests.Request) -> responses.Response:
         """Answer with the stream of changes of one open page."""
-        if self._open >= self._pages_max:
-            text = f"{self._open} pages are open already; close one\n"
+        peer = security.peer_of(request.scope)
+        if not self._has_room(peer):
+            text = f"{self._count()} pages are open already; close one\n"
             return responses.PlainTextResponse(text, 503, headers={"retry-after": f"{_RETRY_S}"})
         query, feed = request.query_params, self._live.feed
         # browsers name what they received before they lost the connection; our script does, too
@@ -44,27 +50,50 @@ class Streams:
         subscriber = subscribers.Subscriber(
             feed, revision=revision, events=events, event=event, alerts=alerts
         )
-        return _Stream(self, self._live, subscriber)
+        return _Stream(self, self._live, subscriber, peer)
 
-    def enter(self) -> None:
-        """Count an open page."""
-        self._open += 1
+    def enter(self, peer: str) -> "asyncio.Future[None]":
+        """Count an open page of a peer; return what is done when it is to be closed."""
+        end = asyncio.get_running_loop().create_future()
+        if self._count() >= self._pages_max and (crowded := self._crowded(peer)):
+            oldest = self._open[crowded][0]
+            oldest.cancel()
+            self.leave(crowded, oldest)
+        self._open.setdefault(peer, []).append(end)
+        return end
 
-    def leave(self) -> None:
-        """Count a closed page."""
-        self._open -= 1
+    def leave(self, peer: str, end: "asyncio.Future[None]") -> None:
+        """Forget a closed page."""
+        ends = self._open.get(peer, [])
+        if end in ends:
+            ends.remove(end)
+        if not ends:
+            self._open.pop(peer, None)
+
+    def _count(self) -> int:
+        return sum(map(len, self._open.values()))
+
+    def _has_room(self, peer: str) -> bool:
+        return self._count() < self._pages_max or self._crowded(peer) is not None
+
+    def _crowded(self, peer: str) -> str | None:
+        """Return the peer with the most pages, if one of them may be closed for this peer."""
+        most = max(self._open, key=lambda each: len(self._open[each]))
+        is_unfair = len(self._open[most]) > len(self._open.get(peer, ())) + 1
+        return most if is_unfair else None
 
 
 class _Stream(responses.Response):
     """Sends changes until the page is closed or stops reading."""
 
     def __init__(
-        self, streams: Streams, current: live.Live, subscriber: subscribers.Subscriber
+        self, streams: Streams, current: live.Live, subscriber: subscribers.Subscriber, peer: str
     ) -> None:
         super().__init__()
         self._streams = streams
         self._live = current
         self._subscriber = subscriber
+        self._peer = peer
 
     async def __call__(self, scope: types.Scope, receive: types.Receive, send: types.Send) -> None:
         """Send the stream."""
@@ -73,8 +102,9 @@ class _Stream(responses.Response):
         if scope["method"] == "HEAD":
             await send({"type": "http.response.body", "body": b""})
             return
-        self._streams.enter()
+        end = self._streams.enter(self._peer)
         closed = asyncio.create_task(_closed(receive))
+        end.add_done_callback(lambda _: closed.cancel())
         try:
             while not closed.done():
                 messages = self._subscriber.take(self._live.now(), datetime.now(UTC))
@@ -87,7 +117,7 @@ class _Stream(responses.Response):
             pass  # the page does not read: its connection is closed
         finally:
             closed.cancel()
-            self._streams.leave()
+            self._streams.leave(self._peer, end)
 
 
 def number(text: str | None) -> int | None:

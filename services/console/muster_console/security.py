@@ -13,6 +13,7 @@ from typing import Final
 from starlette import types
 
 from muster import pacing
+from muster_console import config, identities
 
 _HEADERS: Final = (
     (
@@ -35,19 +36,37 @@ PATH_BYTES_MAX: Final = 1_024
 _CLIENTS_MAX: Final = 1_000
 _BURST: Final = 200
 _PER_S: Final = 50.0
+_BURST_PER_PAGE: Final = 10
+"""How many requests opening a page takes; after a restart, all pages are opened again at once."""
+_PER_S_PER_PAGE: Final = 2.0
+"""How often an open page is refreshed at most."""
+_PEER: Final = "muster.peer"
 
 
 class Guard:
     """An ASGI application that checks requests before another application gets them."""
 
     def __init__(
-        self, inner: types.ASGIApp, *, hosts: Collection[str], posts: Collection[str] = ()
+        self,
+        inner: types.ASGIApp,
+        *,
+        hosts: Collection[str],
+        pages_max: int,
+        posts: Collection[str] = (),
+        header: config.TrustedHeader | None = None,
     ) -> None:
         self._inner = inner
+        self._header = header
         self._posts = frozenset(posts)
         """The paths to which forms are posted."""
         self._hosts = frozenset(host.lower().strip("[]") for host in hosts)
+        # all pages may come from one address: through a proxy, or `kubectl port-forward`
         self._rates: pacing.KeyedBuckets[str] = pacing.KeyedBuckets(
+            per_s=_PER_S + pages_max * _PER_S_PER_PAGE,
+            burst=_BURST + pages_max * _BURST_PER_PAGE,
+            keys_max=_CLIENTS_MAX,
+        )
+        self._rates_of_people: pacing.KeyedBuckets[str] = pacing.KeyedBuckets(
             per_s=_PER_S, burst=_BURST, keys_max=_CLIENTS_MAX
         )
 
@@ -92,10 +111,30 @@ class Guard:
             return 421, text, []
         if len(scope["query_string"]) > QUERY_BYTES_MAX or len(scope["path"]) > PATH_BYTES_MAX:
             return 414, "the address is too long", []
-        client = scope["client"][0] if scope["client"] else ""
-        if not self._rates.try_take(client, time.monotonic()):
+        if not self._try_take(scope):
             return 429, "too many requests; try again in a second", [(b"retry-after", b"1")]
         return None
+
+    def _try_take(self, scope: types.Scope) -> bool:
+        """Return whether the peer may send a request now; note in the scope who the peer is."""
+        peer = scope["client"][0] if scope["client"] else ""
+        try:
+            if self._header is None:
+                raise identities.Unknown("no proxy is trusted to name people")
+            headers = [(n.decode("latin-1"), v.decode("latin-1")) for n, v in scope["headers"]]
+            person = identities.by_header(headers, peer, self._header).name
+        except identities.Unknown:
+            scope[_PEER] = peer
+            return self._rates.try_take(peer, time.monotonic())
+        # not an address, whatever people are called
+        scope[_PEER] = f"person {person}"
+        return self._rates_of_people.try_take(person, time.monotonic())
+
+
+def peer_of(scope: types.Scope) -> str:
+    """Return the person whom a trusted proxy names, or else the address of the request."""
+    peer: str = scope.get(_PEER, "")
+    return peer
 
 
 def is_known_host(header: str, hosts: Collection[str]) -> bool:

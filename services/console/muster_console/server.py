@@ -16,8 +16,12 @@ from muster.nats import bus
 from muster.service import probes, runtime
 from muster_console import config, live, pages, security
 
+_CONNECTIONS_PER_PAGE: Final = 3
+"""The stream of an open page, and those for what it reads."""
 _CONNECTIONS_MORE: Final = 100
 """The maximum number of connections in addition to those of open pages."""
+_RESERVED: Final = 50
+"""How many connections a single address leaves to others."""
 _UNREAD_MS: Final = 60_000
 """The time after which the kernel closes a connection whose client reads nothing."""
 _REQUEST_S: Final = 10.0
@@ -47,6 +51,10 @@ class _Protocol(h11_impl.H11Protocol):
         """Start the time limit for the first request."""
         super().connection_made(transport)
         self.loop.call_later(_REQUEST_S, self._close_unused, None)
+        if self.client and self.limit_concurrency:
+            peers = [each.client[0] for each in self.connections if each.client]
+            if peers.count(self.client[0]) > self.limit_concurrency - _RESERVED:
+                transport.close()
 
     def on_response_complete(self) -> None:
         """Start the time limit for the next request."""
@@ -78,7 +86,7 @@ async def serving(settings: config.Settings, *, root_url: str | None = None) -> 
                 interface="asgi3",
                 ws="none",
                 http=_Protocol,
-                limit_concurrency=settings.pages_max + _CONNECTIONS_MORE,
+                limit_concurrency=settings.pages_max * _CONNECTIONS_PER_PAGE + _CONNECTIONS_MORE,
                 h11_max_incomplete_event_size=_HEAD_BYTES_MAX,
                 timeout_graceful_shutdown=1,
                 server_header=False,
@@ -118,14 +126,22 @@ def _application(
     """Return the pages, with the forms if people may act."""
     shown = pages.Pages(current, pages_max=settings.pages_max, grafana_url=settings.grafana_url)
     if not settings.writing.is_on:
-        return security.Guard(shown.application(), hosts=settings.hosts)
+        return security.Guard(
+            shown.application(), hosts=settings.hosts, pages_max=settings.pages_max
+        )
     from muster_console import acts, forms, visitors  # noqa: PLC0415  # most consoles only show
 
     known = visitors.Visitors(settings.writing, user=commands.user_name())
     acting = forms.Forms(shown, current, acts.Acts(connected), known)
     hosts = [*settings.hosts, *known.hosts]
     application = known.around(shown.application(acting.routes()))
-    return security.Guard(application, hosts=hosts, posts=forms.POSTS)
+    return security.Guard(
+        application,
+        hosts=hosts,
+        pages_max=settings.pages_max,
+        posts=forms.POSTS,
+        header=settings.writing.header,
+    )
 
 
 def _listening(host: str, port: int) -> socket.socket:

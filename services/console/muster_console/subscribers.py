@@ -36,7 +36,7 @@ class Position(msgspec.Struct, frozen=True, kw_only=True):
     """The number of the last event that the page was sent, or that its filter left out."""
 
     def __str__(self) -> str:
-        """Return it as the id of a server-sent event."""
+        """Return the position as the id of a server-sent event."""
         return f"{self.instance}-{self.revision}-{self.alerts}-{self.event}"
 
 
@@ -210,12 +210,12 @@ class Subscriber:
 
 
 def position_of(text: str) -> Position | None:
-    """Return the position in the id of a server-sent event; None if it is none of ours."""
-    found = _POSITION.fullmatch(text)
-    if found is None:
+    """Return the position in the id of a server-sent event; None if the id is not valid."""
+    match = _POSITION.fullmatch(text)
+    if match is None:
         return None
-    revision, alerts, event = map(int, found.groups()[1:])
-    return Position(instance=found[1], revision=revision, alerts=alerts, event=event)
+    revision, alerts, event = map(int, match.groups()[1:])
+    return Position(instance=match[1], revision=revision, alerts=alerts, event=event)
 
 
 def encode(message: Message) -> bytes:

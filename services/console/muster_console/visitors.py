@@ -238,5 +238,7 @@ async def _fields(request: requests.Request) -> dict[str, str]:
 
 def _refused(request: requests.Request, status: int, reason: str) -> HTTPException:
     peer = request.client.host if request.client else ""
-    logs.logger().warning("act_refused", path=request.url.path, peer=peer, reason=reason)
+    logs.logger().warning(
+        "operator_action_refused", path=request.url.path, peer=peer, reason=reason
+    )
     return HTTPException(status, f"Nothing was done: {reason}.")
