@@ -118,17 +118,23 @@ class Guard:
     def _try_take(self, scope: types.Scope) -> bool:
         """Return whether the peer may send a request now; note in the scope who the peer is."""
         peer = scope["client"][0] if scope["client"] else ""
+        person = self._person(scope, peer)
+        if person:
+            # not an address, whatever people are called
+            scope[_PEER] = f"person {person}"
+            return self._rates_of_people.try_take(person, time.monotonic())
+        scope[_PEER] = peer
+        return self._rates.try_take(peer, time.monotonic())
+
+    def _person(self, scope: types.Scope, peer: str) -> str:
+        """Return the person whom a trusted proxy names; empty if none does."""
+        if self._header is None:
+            return ""
+        headers = [(n.decode("latin-1"), v.decode("latin-1")) for n, v in scope["headers"]]
         try:
-            if self._header is None:
-                raise identities.Unknown("no proxy is trusted to name people")
-            headers = [(n.decode("latin-1"), v.decode("latin-1")) for n, v in scope["headers"]]
-            person = identities.by_header(headers, peer, self._header).name
+            return identities.by_header(headers, peer, self._header).name
         except identities.Unknown:
-            scope[_PEER] = peer
-            return self._rates.try_take(peer, time.monotonic())
-        # not an address, whatever people are called
-        scope[_PEER] = f"person {person}"
-        return self._rates_of_people.try_take(person, time.monotonic())
+            return ""
 
 
 def peer_of(scope: types.Scope) -> str:

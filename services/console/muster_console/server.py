@@ -48,11 +48,12 @@ class _Protocol(h11_impl.H11Protocol):
     """
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Start the time limit for the first request."""
+        """Start the time limit for the first request; close it if its address has too many."""
         super().connection_made(transport)
         self.loop.call_later(_REQUEST_S, self._close_unused, None)
         if self.client and self.limit_concurrency:
-            peers = [each.client[0] for each in self.connections if each.client]
+            ours = (each for each in self.connections if isinstance(each, _Protocol))
+            peers = [each.client[0] for each in ours if each.client]
             if peers.count(self.client[0]) > self.limit_concurrency - _RESERVED:
                 transport.close()
 
