@@ -28,7 +28,7 @@ _RUNS: Final = {
     "plugin": ("--quick",),
     "gpu": ("--quick",),
     "peers": ("--quick",),
-    "watch": ("--times", "5"),
+    "watch": ("--times", "20"),
     "placement": (),
     "detection": ("--times", "10", "--minutes", "4"),
     "cluster": ("--times", "10"),
