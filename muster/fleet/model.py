@@ -22,6 +22,8 @@ ALERTS_MAX: Final = 2_000
 """How many alerts are kept in full; of more, only the summary is kept, without evidence."""
 _REMOVED_MAX: Final = 10_000
 _REASON_MAX: Final = 300
+PODS_MAX: Final = 16
+"""How many of the pods that a node's alerts name are kept in its summary."""
 _SILENT_S: Final = 10.0
 """Health may take this long to answer before the shown state counts as old."""
 
@@ -56,7 +58,9 @@ class NodeSummary(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     `verdict` and `plugin` are those of the worst plugin; of several, one that hands out no devices
     comes first. `label` is the verdict, RECOVERING if the problem is gone or, while it is HEALTHY,
     the kind of the most urgent alert, and `since` is its start. `reason` describes the most urgent
-    problem, unescaped, and is empty if there is none.
+    problem, unescaped, and is empty if there is none. `pods` has the first `PODS_MAX` pods that the
+    node's alerts name, those of the most urgent alert first and those of silenced alerts last;
+    `pods_total` also counts the others that are known.
     """
 
     name: str
@@ -69,6 +73,8 @@ class NodeSummary(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     resources: Mapping[str, plugin_facts.Counts]
     alerts: int
     silenced: int
+    pods: tuple[str, ...]
+    pods_total: int
     pool: str
     zone: str
     revision: int
@@ -280,7 +286,8 @@ class FleetModel:
         loud = [a for a, silenced in zip(alerts, is_silenced, strict=True) if not silenced]
         worst = min(facts.plugins, key=_urgency)
         level = _level(facts.plugins, loud, has_silenced=any(is_silenced))
-        urgent = min(loud, key=lambda a: (a.recovery is not None, a.urgency), default=None)
+        urgent = min(loud, key=_alert_urgency, default=None)
+        pods = _pods(alerts, is_silenced)
         is_well, before = _OF_VERDICT.get(worst.verdict) is Level.OK, self.nodes.get(name)
         resources = facts.plugins[0].resources
         for plugin in facts.plugins[1:]:
@@ -296,6 +303,8 @@ class FleetModel:
             resources=resources,
             alerts=len(alerts),
             silenced=sum(is_silenced),
+            pods=pods[:PODS_MAX],
+            pods_total=max([len(pods), *(alert.pods_total for alert in alerts)]),
             pool=facts.place.pool,
             zone=facts.place.zone,
             revision=before.revision if before else 0,
@@ -311,6 +320,19 @@ def _urgency(plugin: plugin_facts.PluginFacts) -> tuple[int, bool, bool, str]:
     """Return the key for sorting the plugins of a node, the worst first."""
     is_recovering = plugin.label != plugin.verdict
     return (_ORDER[_verdict_level(plugin)], is_recovering, plugin.is_confirmed, plugin.name)
+
+
+def _alert_urgency(alert: health_state.Alert) -> tuple[bool, tuple[str | int, ...]]:
+    """Return the key for sorting the alerts of a node, the most urgent first."""
+    return alert.recovery is not None, alert.urgency
+
+
+def _pods(alerts: Iterable[health_state.Alert], is_silenced: Iterable[bool]) -> tuple[str, ...]:
+    """Return the pods that alerts name, each once."""
+    ranked = sorted(
+        zip(is_silenced, alerts, strict=True), key=lambda each: (each[0], _alert_urgency(each[1]))
+    )
+    return tuple(dict.fromkeys(pod for _, alert in ranked for pod in alert.pods))
 
 
 def _shortened(alert: health_state.Alert) -> health_state.Alert:

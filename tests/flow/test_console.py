@@ -96,6 +96,23 @@ def test_filters_are_in_the_address_and_survive_reload_and_back(
     assert page.url.endswith("?q=A100-00+healthy")
 
 
+def test_the_name_of_a_pod_finds_the_node_whose_alert_names_it(shown: Shown, page: "Page") -> None:
+    pods = [f"ml/train-{ATTACK}", "ml/eval", "ml/serve"]
+    shown.break_node("gpu-l4-004", pods=pods, pods_total=5)
+    page.goto(shown.address)
+    page.wait_for_selector('.cell.critical[data-node="gpu-l4-004"]')
+    page.get_by_label("Search nodes").fill("ml/serve")
+    until(page, lambda: cells(page) == ["gpu-l4-004"])
+    # the pods come before the reason, which may be long
+    used = page.locator("#side .problems .used-by")
+    assert used.text_content() == f"used by {pods[0]}, {pods[1]} and 3 more"
+    label = page.locator('.cell[data-node="gpu-l4-004"]').get_attribute("aria-label")
+    assert label == f"gpu-l4-004, critical STUCK, 1 alert, used by {pods[0]} and others"
+    page.get_by_label("Search nodes").fill("ml/idle")
+    page.get_by_text("Pods are found if an alert names them.").wait_for()
+    shown.mend_node("gpu-l4-004")
+
+
 def test_everything_can_be_reached_with_keys_alone(shown: Shown, page: "Page", fault: str) -> None:
     page.goto(shown.address)
     ready(page)

@@ -101,7 +101,8 @@ def delivered(number: int, *, at: datetime, group: str = "default:{}") -> codec.
 
 
 def test_columns_hold_each_text_once() -> None:
-    fleet = fleet_of(plugin("a"), plugin("b", "STUCK", alerts=(alert("b"),)))
+    stuck = msgspec.structs.replace(alert("b"), pods=("ml/train\x1b",))
+    fleet = fleet_of(plugin("a"), plugin("b", "STUCK", alerts=(stuck,)))
     columns = fleet_json.columns(
         sorted(fleet.nodes.values(), key=lambda node: node.name), revision=9, instance="me"
     )
@@ -118,6 +119,7 @@ def test_columns_hold_each_text_once() -> None:
         "since": [0, 0],
         "alerts": [0, 1],
         "silenced": [0, 0],
+        "pods": {"1": ["ml/train\ufffd"]},
         "removed": [],
         "revision": 9,
         "instance": "me",
@@ -446,7 +448,7 @@ def test_the_worst_nodes_come_first_and_filters_apply() -> None:
     fleet = fleet_of(
         plugin("a"),
         plugin("b", "STUCK"),
-        plugin("c", "STUCK", alerts=(alert("c"),)),
+        plugin("c", "STUCK", alerts=(msgspec.structs.replace(alert("c"), pods=("ml/train",)),)),
     )
     history, log = alert_history.AlertHistory(), event_log.EventLog()
 
@@ -459,6 +461,7 @@ def test_the_worst_nodes_come_first_and_filters_apply() -> None:
     assert listed({"level": "critical,nonsense"}) == ["c"]
     assert listed({"level": "ok"}) == ["a"]
     assert listed({"q": "STUCK b"}) == ["b"]
+    assert listed({"q": "Train"}) == ["c"]
 
 
 # the timeline

@@ -73,7 +73,9 @@ def read(*pages: health_state.State) -> model.FleetModel:
 
 
 def test_a_summary_has_the_worst_plugin_and_the_most_urgent_problem_of_its_node() -> None:
-    firing = alert("a", "warning", "device_unhealthy")
+    firing = msgspec.structs.replace(
+        alert("a", "warning", "device_unhealthy"), pods=("ml/train",), pods_total=3
+    )
     fleet = read(
         page(
             plugin("a", devices={"gpu": 8}, allocatable={"gpu": 7}, alerts=(firing,)),
@@ -92,10 +94,38 @@ def test_a_summary_has_the_worst_plugin_and_the_most_urgent_problem_of_its_node(
         resources={"gpu": counts(7, 8), "fuse": counts(20, 20, is_confirmed=False)},
         alerts=1,
         silenced=0,
+        pods=("ml/train",),
+        pods_total=3,
         pool="p",
         zone="z",
         revision=fleet.nodes["a"].revision,
     )
+
+
+def test_the_pods_of_the_most_urgent_alert_come_first_and_those_of_silenced_ones_last() -> None:
+    def naming(number: int, severity: str, *pods: str) -> health_state.Alert:
+        made = alert("a", severity, f"kind_{number}")
+        return msgspec.structs.replace(made, pods=pods, pods_total=len(pods))
+
+    many = tuple(f"ml/{number}" for number in range(model.PODS_MAX))
+    fleet = read(
+        page(
+            plugin(
+                "a",
+                alerts=(
+                    naming(0, "critical", "ml/silenced"),
+                    naming(1, "warning", "ml/shared", *many),
+                    naming(2, "critical", "ml/hurt", "ml/shared"),
+                ),
+            ),
+            plugin("b"),
+        )
+    )
+    fleet.receive_silence("s", silence("kind=kind_0"), at=AT)
+    summary = fleet.nodes["a"]
+    assert summary.pods == ("ml/hurt", "ml/shared", *many)[: model.PODS_MAX]
+    assert summary.pods_total == model.PODS_MAX + 3
+    assert (fleet.nodes["b"].pods, fleet.nodes["b"].pods_total) == ((), 0)
 
 
 def test_each_resource_is_judged_by_the_plugins_that_serve_it() -> None:

@@ -4,7 +4,7 @@ A column has one value per node, and repeated texts are stored once: 10,000 node
 tenth of what a list of objects would.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
@@ -39,6 +39,8 @@ class Columns(msgspec.Struct, frozen=True, kw_only=True):
     """Since when each node has its present label, in Unix seconds; 0 if unknown."""
     alerts: tuple[int, ...]
     silenced: tuple[int, ...]
+    pods: Mapping[int, tuple[str, ...]]
+    """By index of a node: the pods that its alerts name; only nodes with such alerts have any."""
     removed: tuple[str, ...] = ()
     revision: int
     instance: str = ""
@@ -75,6 +77,9 @@ def columns(
         since=tuple(int(node.since.timestamp()) if node.since else 0 for node in every),
         alerts=tuple(node.alerts for node in every),
         silenced=tuple(node.silenced for node in every),
+        pods={
+            i: tuple(map(escaping.plain, each.pods)) for i, each in enumerate(every) if each.pods
+        },
         texts=tuple(map(escaping.plain, texts)),
         kinds=tuple(tuple((escaping.plain(r[0]), *r[1:]) for r in kind) for kind in kinds),
         removed=removed,

@@ -30,7 +30,8 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True):
             return False
         if not self.words:
             return True
-        text = " ".join((node.name, node.label, node.pool, node.zone, *node.resources)).lower()
+        words = (node.name, node.label, node.pool, node.zone, *node.resources, *node.pods)
+        text = " ".join(words).lower()
         return all(word in text for word in self.words)
 
 

@@ -13,7 +13,7 @@ import jinja2
 import markupsafe
 
 from muster import escaping
-from muster.fleet import model
+from muster.fleet import health_state, model
 from muster_console import device_names, plots
 
 IDENTITY_KINDS: Final = {
@@ -68,6 +68,7 @@ def environment(loader: jinja2.BaseLoader) -> jinja2.Environment:
         "lasted": lambda ends_at, starts_at: duration(ends_at - starts_at),
         "ms": lambda at: math.ceil(at.timestamp() * 1e3),
         "part_of": plots.bar_width,
+        "pods_left": pods_left,
         "seconds": lambda seconds: duration(timedelta(seconds=seconds)),
         "shell": shlex.quote,
         "short": device_names.shortened,
@@ -104,6 +105,12 @@ def _clock(at: datetime) -> str:
 def _axis(at: datetime, shown: str) -> str:
     """Return a time as a label of an axis; axes of a day or more show the date, too."""
     return f"{at.astimezone(UTC):%d %b %H:%M}" if shown in {"1d", "7d"} else f"{at:%H:%M} UTC"
+
+
+def pods_left(about: health_state.Alert | model.NodeSummary, shown: int) -> str:
+    """Return how many pods there are besides the first `shown`, as text; empty if none."""
+    left = max(about.pods_total, len(about.pods)) - shown
+    return f" and {left:,} more" if left > 0 else ""
 
 
 def _count_of(count: int, noun: str) -> str:

@@ -35,6 +35,7 @@ function* decoded(data) {
       since: data.since[i],
       alerts: data.alerts[i],
       silenced: data.silenced[i],
+      pods: data.pods[i] || [],
       element: null,
       group: null,
     };
@@ -43,7 +44,8 @@ function* decoded(data) {
 
 function haystack(node) {
   const resources = node.resources.map((each) => each[0]).join(" ");
-  return `${node.name} ${node.verdict} ${node.pool} ${node.zone} ${resources}`.toLowerCase();
+  const pods = node.pods.join(" ");
+  return `${node.name} ${node.verdict} ${node.pool} ${node.zone} ${resources} ${pods}`.toLowerCase();
 }
 
 function isShown(node) {
@@ -71,10 +73,15 @@ function label(node) {
   return isWell || !node.verdict ? LEVELS[node.level].toUpperCase() : node.verdict;
 }
 
+function usedBy(node) {
+  return node.pods.length > 1 ? `${node.pods[0]} and others` : node.pods[0];
+}
+
 function described(node) {
   const parts = [node.name, `${LEVELS[node.level]}${node.verdict ? ` ${node.verdict}` : ""}`];
   if (node.alerts) parts.push(`${node.alerts} alert${node.alerts > 1 ? "s" : ""}`);
   if (node.silenced) parts.push(`${node.silenced} silenced`);
+  if (node.pods.length) parts.push(`used by ${usedBy(node)}`);
   return parts.join(", ");
 }
 
@@ -101,6 +108,11 @@ function fill(node) {
     const row = element("span", "tile-row");
     const silenced = node.silenced ? ` (${node.silenced} silenced)` : "";
     row.append(element("span", "", `${node.alerts} alert${node.alerts > 1 ? "s" : ""}${silenced}`));
+    rows.push(row);
+  }
+  if (node.pods.length) {
+    const row = element("span", "tile-row");
+    row.append(element("span", "", `used by ${usedBy(node)}`));
     rows.push(row);
   }
   cell.replaceChildren(head, ...rows);
