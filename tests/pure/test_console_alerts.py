@@ -35,7 +35,7 @@ def fleet_of(*alerts: health_state.Alert) -> model.FleetModel:
 
 FLEET = (
     alert("a"),
-    alert("b", "degraded", resource=GPU, severity="warning"),
+    alert("b", "degraded", resource=GPU, severity="warning", pods=("ml/train",)),
     alert("c", devices=("GPU-1",), flapping=True, watched="nvidia.com/gpu"),
 )
 
@@ -49,6 +49,7 @@ FLEET = (
         ([("resource", GPU)], ["b"]),
         ([("device", "GPU-1"), ("flapping", "true"), ("watched", GPU)], ["c"]),
         ([("severity", "warning"), ("q", "DEGRADED on")], ["b"]),
+        ([("q", "ML/train")], ["b"]),
         ([("flapping", "")], ["a", "b"]),
         ([("node", "a"), ("node", "b")], []),
         ([("node", "gone")], []),

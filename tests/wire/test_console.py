@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import functools
 import json
+import re
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -124,6 +125,27 @@ async def test_evidence_of_an_alert_whose_problem_is_gone_is_marked_as_past() ->
             shown = await text(client, path)
             assert "<dt>past evidence</dt>" in shown
             assert "<dt>evidence</dt>" not in shown
+
+
+@on_a_loop
+async def test_an_alert_names_two_of_its_pods_before_it_is_opened() -> None:
+    def row(page: str) -> str:
+        """Return the text of the first row that can be opened."""
+        (inside,) = re.findall(r"<summary>(used by.*?)</summary>", page, re.DOTALL)
+        return re.sub("<[^>]*>", "", inside)
+
+    health = fleet()
+    (alert,) = health.plugins[0]["alerts"]
+    for pods, total, named in (
+        (["ml/train"], 1, "used by ml/train; 1 device; silence it"),
+        (["ml/a", "ml/b"], 2, "used by ml/a, ml/b; 1 device; silence it"),
+        (["ml/a", "ml/b", "ml/c"], 40, "used by ml/a, ml/b and 38 more; 1 device; silence it"),
+    ):
+        more = {"pods": pods, "pods_total": total, "devices": ["GPU-1"]}
+        health.plugins[0]["alerts"] = [alert | more]
+        async with console(health) as client:
+            for path in (f"/node/{NODES[0]}", "/alerts"):
+                assert row(await text(client, path)) == named
 
 
 @on_a_loop

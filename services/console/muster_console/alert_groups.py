@@ -129,7 +129,11 @@ def page(
     wanted = wanted or Filter()
     every = fleet.alerts
     # building the labels of ten thousand alerts takes long
-    matched = [each for each in every if wanted.is_empty or wanted.has(each.labels, each.summary)]
+    matched = [
+        each
+        for each in every
+        if wanted.is_empty or wanted.has(each.labels, each.summary, *each.pods)
+    ]
     shown = [show(alert, fleet, at) for alert in matched[:ALERTS_MAX]]
     deliveries = history.deliveries(at)
     resolved = [each for each in history.resolved(at) if wanted.has(each.labels, each.summary)]
