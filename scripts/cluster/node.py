@@ -51,6 +51,9 @@ ip link set node0 up
 ip route add default via {layout.HOST_IP}
 echo 1 > /proc/sys/net/ipv4/ip_forward
 """
+_INOTIFY: Final = Path("/proc/sys/fs/inotify/max_user_instances")
+_INOTIFY_MIN: Final = 512
+"""What kind's documentation recommends, too; Linux' default is 128."""
 _END_S: Final = 20.0
 _RESTARTING: Final = ("sh", "-c", 'until "$@"; do sleep 1; done', "sh")
 _TRIAL: Final = """
@@ -110,6 +113,10 @@ def create() -> None:
     for folder in _cgroups():
         folder.mkdir(exist_ok=True)
         _inherit_cpuset(folder)
+    if int(_INOTIFY.read_text()) < _INOTIFY_MIN:
+        # all programs of a user share them, and a kubelet that gets none ends
+        (layout.STATE / "inotify").write_text(_INOTIFY.read_text())
+        _INOTIFY.write_text(str(_INOTIFY_MIN))
     kinds = (
         "--pid",
         "--fork",
@@ -209,6 +216,8 @@ def destroy() -> None:
     until = time.monotonic() + _END_S
     for folder in _cgroups():
         _remove_cgroup(folder, until)
+    with contextlib.suppress(FileNotFoundError):
+        _INOTIFY.write_text((layout.STATE / "inotify").read_text())
     shutil.rmtree(layout.STATE, ignore_errors=True)
     if layout.STATE.exists():
         raise layout.Refused(
