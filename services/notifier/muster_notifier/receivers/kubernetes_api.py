@@ -249,7 +249,7 @@ class KubernetesEvents:
     async def send(
         self, notification: notifications.Notification, _: Mapping[str, str]
     ) -> results.Result:
-        """Write the Events; one that already exists or has no namespace is not a failure."""
+        """Write the Events; skip one that already exists, or whose pod's namespace is gone."""
         made = events(notification, self._settings, console_url=self._console_url)
         return await self._write(made)
 
@@ -354,7 +354,7 @@ class Owners:
         """
         names = list(dict.fromkeys(pods))
         if len(names) > _PODS_MAX:
-            logs.logger().warning("owner_lookup_truncated", pods=len(names))
+            logs.logger().warning("owner_lookup_truncated", pods=len(names), looked_up=_PODS_MAX)
             del names[_PODS_MAX:]
         texts = await asyncio.gather(
             *(self._named_by(pod) for pod in names), return_exceptions=True
