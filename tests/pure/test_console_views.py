@@ -1,6 +1,7 @@
 """What the console's pages say: events in words, short names of devices, counts, pods."""
 
 import math
+from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -23,6 +24,8 @@ from muster_console import (
     node_page,
     pages,
     plots,
+    steps,
+    timeline,
 )
 from muster_health.alerting import evidence
 from tests.worlds.alert_events import event
@@ -63,12 +66,13 @@ def fleet_of(*plugins: health_state.Plugin) -> model.FleetModel:
 def page_of(
     *events: vocabulary.Event,
     verdict: str = "HEALTHY",
+    resources: Iterable[str] = (GPU,),
     device: str = "",
     then: datetime | None = None,
 ) -> node_page.NodePage:
     """Return the page of the node `a`, an hour of which is shown."""
     sources = node_page.Sources(
-        state=state(plugin(verdict)),
+        state=state(plugin(verdict, devices=dict.fromkeys(resources, 4))),
         events=[event(data, number) for number, data in enumerate(events)],
     )
     return node_page.page(
@@ -191,6 +195,13 @@ def test_pods_come_with_their_devices_and_first_those_that_a_fault_hurts() -> No
             ("x/serial", "ttyUSB0", "ml/a"),
         )
     ]
+    # of several inventories only the last is stored, which is perhaps newer than the allocations
+    later = page_of(*got, inventory())
+    assert {(d.label, d.pod) for d in later.devices} == {
+        ("GPU 0", "ml/a"),
+        ("GPU 1", "ml/b"),
+        ("ttyUSB0", "ml/a"),
+    }
     fault = vocabulary.DeviceHealthChanged(
         **REPORT,
         resource=GPU,
@@ -202,6 +213,39 @@ def test_pods_come_with_their_devices_and_first_those_that_a_fault_hurts() -> No
     pods = [(pod.name, pod.is_hurt, [d.label for d in pod.devices]) for pod in shown.pods]
     assert pods == [("ml/b", True, ["GPU 1"]), ("ml/a", False, ["GPU 0", "ttyUSB0"])]
     assert shown.labels == {uuid(0): "GPU 0", uuid(1): "GPU 1", "ttyUSB0": "ttyUSB0"}
+
+
+def test_a_plugin_says_how_many_of_its_devices_are_unhealthy_whatever_its_verdict() -> None:
+    def faulty(*events: vocabulary.Event) -> tuple[str, ...]:
+        (shown,) = page_of(*events, resources=(GPU, "x/serial")).plugins
+        assert (shown.verdict, shown.verdict_level) == ("HEALTHY", model.Level.OK)
+        return shown.faulty
+
+    serial = vocabulary.DeviceHealthChanged(
+        **REPORT,
+        resource="x/serial",
+        device_id="ttyUSB0",
+        health=vocabulary.Health.UNHEALTHY,
+        reason="no such file",
+    )
+    assert faulty(inventory()) == ()
+    assert faulty(inventory(), health(10, "Unhealthy")) == ("1 of 2 GPUs Unhealthy",)
+    assert faulty(inventory(), health(10, "Unhealthy"), serial) == (
+        "1 of 2 GPUs Unhealthy",
+        "1 of 1 device of x/serial Unhealthy",
+    )
+    replicas = vocabulary.InventoryReported(
+        **REPORT,
+        devices=tuple(
+            vocabulary.Device(id=f"{uuid(n)}::{replica}", resource=GPU, physical=uuid(n))
+            for n in (0, 1)
+            for replica in (0, 1)
+        ),
+        resources=(GPU,),
+    )
+    assert faulty(inventory(), replicas, health(10, "Unhealthy")) == (
+        "1 of 2 devices of nvidia.com/gpu Unhealthy",
+    )
 
 
 def test_counts_of_a_plugin_that_does_not_work_are_not_called_usable() -> None:
@@ -390,6 +434,9 @@ def test_a_moment_of_the_timeline_shows_what_was_then(
     assert then is not None
     assert [each.verdict for each in then.plugins] == verdicts
     assert [f"{each.device} {each.state}" for each in then.faults] == faults
+    of_other = page_of(inventory(), *STORY, device=uuid(0), then=then.at).moment
+    assert of_other is not None
+    assert of_other.faults == ()
     assert len(then.alerts) == alerts
 
 
@@ -455,6 +502,126 @@ def test_the_page_of_a_device_counts_its_faults_by_code_and_draws_its_health() -
     nothing = page_of(inventory(), device="GPU-unknown")
     assert nothing.detail is not None
     assert (nothing.detail.codes, nothing.of_device) == ((), ())
+
+
+def lanes_of(shown: node_page.NodePage) -> dict[str, list[tuple[str, str]]]:
+    """Return the level and the text of each bar of the timeline, by lane."""
+    return {
+        lane.name: [(bar.level, bar.title.split(" from ")[0]) for bar in lane.bars]
+        for lane in shown.timeline.lanes
+    }
+
+
+def started(minutes: float, instance: str) -> vocabulary.PluginStarted:
+    """Return that the plugin started, or connected to the bus again, some minutes ago."""
+    at = AT - timedelta(minutes=minutes)
+    return vocabulary.PluginStarted(**REPORT | {"at": at}, version="1", instance=instance)
+
+
+@pytest.mark.parametrize(
+    ("events", "bars"),
+    [
+        ((), [("unknown", "health not known")]),
+        ((health(10, "Unhealthy"),), [("unknown", "health not known"), ("critical", "Unhealthy")]),
+        # the plugin has run longer than the events that are known
+        ((inventory(),), [("ok", "Healthy")]),
+        (
+            (started(30, "i1"), started(20, "i1"), inventory(at=AT - HOUR / 10)),
+            [("unknown", "health not known"), ("ok", "Healthy")],
+        ),
+        (
+            (
+                vocabulary.DeviceAdded(
+                    **REPORT | {"at": AT - HOUR / 2},
+                    device=vocabulary.Device(id=uuid(1), resource=GPU, physical=uuid(1)),
+                ),
+                inventory(at=AT - HOUR / 3),
+            ),
+            [("unknown", "health not known"), ("ok", "Healthy")],
+        ),
+        (
+            (
+                inventory(at=AT - 2 * HOUR),
+                vocabulary.DeviceRemoved(
+                    **REPORT | {"at": AT - HOUR / 2}, resource=GPU, device_id=uuid(1)
+                ),
+            ),
+            [("ok", "Healthy")],
+        ),
+        (
+            (
+                inventory(at=AT - 2 * HOUR),
+                vocabulary.DeviceRemoved(
+                    **REPORT | {"at": AT - HOUR / 2},
+                    resource=GPU,
+                    device_id=uuid(1),
+                    physical=uuid(1),
+                ),
+            ),
+            [("ok", "Healthy"), ("unknown", "health not known")],
+        ),
+    ],
+)
+def test_the_health_of_a_device_is_unknown_before_the_first_event_that_names_it(
+    events: tuple[vocabulary.Event, ...], bars: list[tuple[str, str]]
+) -> None:
+    (shown,) = lanes_of(page_of(*events, device=uuid(1))).values()
+    assert shown == bars
+
+
+def test_the_timeline_of_a_node_has_a_lane_for_each_device_that_was_faulty() -> None:
+    story = (
+        inventory(at=AT - 2 * HOUR),
+        verdict(90, "HEALTHY"),
+        health(50, "Unhealthy", device=uuid(0)),
+        health(40, "Healthy", device=uuid(0)),
+        health(10, "Unhealthy"),
+        # an inventory says what holds now
+        inventory(at=AT - HOUR / 10),
+    )
+    assert lanes_of(page_of(*story[:2])) == {"device-plugin": [("ok", "HEALTHY")]}
+    assert lanes_of(page_of(*story[:5])) == {
+        "device-plugin": [("ok", "HEALTHY")],
+        "GPU 1": [("ok", "Healthy"), ("critical", "Unhealthy")],
+        "GPU 0": [("ok", "Healthy"), ("critical", "Unhealthy"), ("ok", "Healthy")],
+    }
+    assert lanes_of(page_of(*story))["GPU 1"][-1] == ("ok", "Healthy")
+    long_ago = (inventory(at=AT - 3 * HOUR), health(150, "Unhealthy"), health(100, "Healthy"))
+    assert list(lanes_of(page_of(*long_ago))) == ["device-plugin"]
+
+
+def test_of_many_faulty_devices_some_have_a_lane_and_the_others_are_counted() -> None:
+    many = [health(number, "Unhealthy", device=f"dev-{number}") for number in range(1, 13)]
+    shown = page_of(*reversed(many)).timeline
+    assert [lane.name for lane in shown.lanes] == [
+        "device-plugin",
+        *(f"dev-{number}" for number in range(1, timeline.DEVICES_MAX + 1)),
+    ]
+    assert shown.devices_more == 12 - timeline.DEVICES_MAX
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.builds(
+                health,
+                st.integers(-5, 90),
+                st.sampled_from(["Healthy", "Unhealthy"]),
+                device=st.sampled_from([uuid(0), uuid(1)]),
+            ),
+            st.integers(-5, 90).map(lambda minutes: inventory(at=AT - timedelta(minutes=minutes))),
+        )
+    )
+)
+def test_a_device_s_steps_follow_each_other_and_are_the_same_on_both_pages(
+    events: list[vocabulary.Event],
+) -> None:
+    sent = [event(data, number) for number, data in enumerate(events)]
+    of_each = steps.of_devices(sent)
+    for (_, device), of_one in of_each.items():
+        values = ["", *(step.value for step in of_one)]
+        assert [step.previous for step in of_one] == values[:-1]
+        assert steps.of_device(sent, frozenset({device})) == of_one
 
 
 def test_a_plugin_that_recovers_says_how_long_it_must_be_well() -> None:

@@ -128,6 +128,19 @@ async def test_evidence_of_an_alert_whose_problem_is_gone_is_marked_as_past() ->
 
 
 @on_a_loop
+async def test_a_healthy_plugin_with_a_faulty_device_begins_with_the_alert_about_it() -> None:
+    health = fleet()
+    health.plugins[0]["verdict"] = "HEALTHY"
+    health.plugins[0]["evidence"] = [{"source": "heartbeat", "observed": "alive"}]
+    async with console(health) as client:
+        hurt, well = [await text(client, f"/node/{node}") for node in NODES]
+        order = ("plugin HEALTHY", "answers nobody", "none for 12.4 s", "heartbeat</strong>: alive")
+        places = [hurt.index(part) for part in order]
+        assert places == sorted(places)
+        assert '<span class="badge ok">HEALTHY</span>' in well
+
+
+@on_a_loop
 async def test_an_alert_names_two_of_its_pods_before_it_is_opened() -> None:
     def row(page: str) -> str:
         """Return the text of the first row that can be opened."""

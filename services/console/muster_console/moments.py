@@ -10,7 +10,7 @@ import msgspec
 
 from muster import codec, vocabulary
 from muster.fleet import health_state
-from muster_console import timeline
+from muster_console import steps, timeline
 
 _FAULTS_MAX: Final = 20
 _ALERTS_MAX: Final = 10
@@ -33,7 +33,8 @@ class FaultThen(msgspec.Struct, frozen=True, kw_only=True):
     device: str
     state: str
     level: str
-    since: datetime
+    since: datetime | None
+    """None if it was faulty before all events."""
     reason: str
 
 
@@ -107,11 +108,11 @@ def _milliseconds(at: datetime) -> int:
 def _plugins(
     events: Iterable[codec.CloudEvent], plugins: Iterable[health_state.Plugin], at: datetime
 ) -> Iterable[PluginThen]:
-    steps = timeline.verdict_steps(events)
+    of_plugins = steps.of_plugins(events)
     current = {each.plugin: (each.name, each.verdict or "", each.since) for each in plugins}
-    for plugin in sorted({*steps, *current}):
+    for plugin in sorted({*of_plugins, *current}):
         name, verdict, since = current.get(plugin, (plugin, "", None))
-        value, began, why = timeline.value_at(steps.get(plugin, ()), (verdict, since), at)
+        value, began, why = steps.value_at(of_plugins.get(plugin, ()), (verdict, since), at)
         yield PluginThen(
             name=name, verdict=value, level=timeline.level_of(value), since=began, why=why
         )
@@ -119,30 +120,20 @@ def _plugins(
 
 def _faults(events: Iterable[codec.CloudEvent], labels: Mapping[str, str]) -> Iterable[FaultThen]:
     """Yield the devices that were not Healthy after these events, the newest fault first."""
-    of_device: dict[tuple[str, str], list[codec.CloudEvent]] = {}
-    for event in events:
-        match event.data:
-            case vocabulary.DeviceHealthChanged() | vocabulary.DeviceConditionChanged() as change:
-                of_device.setdefault((change.resource, change.device_id), []).append(event)
-            case vocabulary.DeviceRemoved() as removed:
-                for name in (removed.device_id, removed.physical):
-                    of_device.pop((removed.resource, name), None)
-            case _:
-                pass
     faults = []
-    for (_, device), changes in of_device.items():
-        last = timeline.health_steps(changes)[-1]
-        if last.value != vocabulary.Health.HEALTHY:
+    for (_, device), of_device in steps.of_devices(events).items():
+        last = of_device[-1]
+        if steps.is_faulty(last.value):
             faults.append(
                 FaultThen(
                     device=labels.get(device, device),
                     state=last.value,
                     level=timeline.level_of(last.value),
-                    since=last.at,
+                    since=None if last.at == steps.ALWAYS else last.at,
                     reason=last.reason.removeprefix(": "),
                 )
             )
-    return sorted(faults, key=lambda fault: fault.since, reverse=True)
+    return sorted(faults, key=lambda fault: fault.since or steps.ALWAYS, reverse=True)
 
 
 def _alerts(events: Iterable[codec.CloudEvent]) -> Iterable[AlertThen]:

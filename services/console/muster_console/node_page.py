@@ -15,6 +15,8 @@ from muster_console import (
     device_detail,
     device_names,
     moments,
+    node_devices,
+    steps,
     timeline,
 )
 
@@ -43,6 +45,8 @@ class PluginView(msgspec.Struct, frozen=True, kw_only=True):
     verdict: str
     verdict_level: model.Level
     """The level of the verdict alone: a healthy plugin may have a faulty device."""
+    faulty: tuple[str, ...]
+    """For each resource with faulty devices, how many of how many are Unhealthy."""
     since: datetime | None
     rule: str
     evidence: tuple[health_state.Evidence, ...]
@@ -54,29 +58,11 @@ class PluginView(msgspec.Struct, frozen=True, kw_only=True):
     usages: tuple[Usage, ...]
 
 
-class DeviceView(msgspec.Struct, frozen=True, kw_only=True):
-    """One device that the last inventory lists, with later changes of its health."""
-
-    id: str
-    resource: str
-    is_healthy: bool
-    reason: str
-    label: str
-    """The short name of the device."""
-    what: str
-    """The product and place of a GPU."""
-    pod: str
-    count: int
-    index: int
-    physical: str
-    """The id of the GPU or MIG device that this id stands for; else the device's own id."""
-
-
 class PodView(msgspec.Struct, frozen=True, kw_only=True):
     """A pod and its devices from the last inventory; `why` says why no device is known."""
 
     name: str
-    devices: tuple[DeviceView, ...]
+    devices: tuple[node_devices.DeviceView, ...]
     why: str
 
     @property
@@ -102,7 +88,7 @@ class NodePage(msgspec.Struct, frozen=True, kw_only=True):
     plugins: tuple[PluginView, ...]
     alerts: tuple[alert_groups.ShownAlert, ...]
     """The alerts about the node itself."""
-    devices: tuple[DeviceView, ...]
+    devices: tuple[node_devices.DeviceView, ...]
     devices_total: int
     labels: Mapping[str, str]
     """The short names of the devices of the last inventory, by their physical id."""
@@ -113,7 +99,7 @@ class NodePage(msgspec.Struct, frozen=True, kw_only=True):
     moment: moments.Moment | None
     detail: device_detail.DeviceDetail | None
     """The device to which the timeline and the changes are limited, if any."""
-    of_device: tuple[DeviceView, ...]
+    of_device: tuple[node_devices.DeviceView, ...]
     """The entries of the inventory for that device, such as its replicas."""
     changes: tuple[Change, ...]
     pool: str
@@ -155,15 +141,15 @@ def page(
         since="",
         now=at,
     )
+    devices = node_devices.devices(sources.events or ())
     plugins = sorted(
-        (_plugin(each, fleet, at) for each in view.plugins),
+        (_plugin(each, fleet, devices, at) for each in view.plugins),
         key=lambda each: (_RANK[each.level], each.name),
     )
     alerts = tuple(alert_groups.show(alert, fleet, at) for alert in view.alerts)
     prints = {alert.fingerprint for p in view.plugins for alert in p.alerts}
     prints |= {alert.fingerprint for alert in view.alerts} | _fingerprints(sources.events or ())
     deliveries = alert_history.about(history.deliveries(at), prints)
-    devices = _devices(sources.events or ())
     summary = fleet.nodes.get(name)
     its = [each for each in devices if device in {each.id, each.physical}]
     names = frozenset({device, *(each.id for each in its), *(each.physical for each in its)})
@@ -174,14 +160,19 @@ def page(
     ]
     changes = [event for event in own if not isinstance(event.data, event_texts.PERIODIC)]
     labels = {each.physical: each.label for each in devices}
-    detail = device_detail.detail(device, own, _gpus(sources.events or ())) if device else None
+    detail = (
+        device_detail.detail(device, own, node_devices.gpus(sources.events or ()))
+        if device
+        else None
+    )
     line = timeline.timeline(
         own,
         view.plugins,
         () if device else deliveries,
         start=at - shown,
         end=at,
-        device=(detail.label, _health_of(its)) if detail else None,
+        device=(detail.label, steps.of_device(sources.events or (), names)) if detail else None,
+        labels=labels,
     )
     levels = [each.level for each in plugins] + [each.level for each in alerts]
     return NodePage(
@@ -213,7 +204,12 @@ def _rank(level: model.Level) -> int:
     return _RANK[level]
 
 
-def _plugin(plugin: health_state.Plugin, fleet: model.FleetModel, at: datetime) -> PluginView:
+def _plugin(
+    plugin: health_state.Plugin,
+    fleet: model.FleetModel,
+    devices: Sequence[node_devices.DeviceView],
+    at: datetime,
+) -> PluginView:
     alerts = tuple(alert_groups.show(alert, fleet, at) for alert in plugin.alerts)
     level = _OF_DRAWING[timeline.level_of(plugin.verdict or "")]
     loud = [alert.level for alert in alerts if alert.silence is None]
@@ -227,6 +223,7 @@ def _plugin(plugin: health_state.Plugin, fleet: model.FleetModel, at: datetime) 
         level=min([level, *loud], key=_rank),
         verdict=plugin.verdict or "UNKNOWN",
         verdict_level=level,
+        faulty=tuple(node_devices.faulty(devices, plugin)),
         since=plugin.since,
         rule=plugin.rule,
         evidence=plugin.evidence,
@@ -272,60 +269,13 @@ def _facts(plugin: health_state.Plugin, at: datetime) -> Iterable[tuple[str, str
         yield "instance", plugin.instance
 
 
-def _gpus(events: Sequence[codec.CloudEvent]) -> vocabulary.GpuNode | None:
-    """Return the GPUs of the last inventory that has any."""
-    for event in reversed(events):
-        if isinstance(event.data, vocabulary.InventoryReported) and event.data.gpus:
-            return event.data.gpus
-    return None
-
-
-def _health_of(devices: Sequence[DeviceView]) -> str:
-    """Return the health of a device by its entries in the inventory; empty if it has none."""
-    if not devices:
-        return ""
-    is_healthy = all(device.is_healthy for device in devices)
-    return str(vocabulary.Health.HEALTHY if is_healthy else vocabulary.Health.UNHEALTHY)
-
-
 def _fingerprints(events: Iterable[codec.CloudEvent]) -> set[str]:
     return {e.data.fingerprint for e in events if isinstance(e.data, vocabulary.AlertChanged)}
 
 
-def _devices(events: Iterable[codec.CloudEvent]) -> list[DeviceView]:
-    """Return the devices, those that are not Healthy first."""
-    devices: dict[tuple[str, str], DeviceView] = {}
-    physical: dict[tuple[str, str], list[tuple[str, str]]] = {}
-    for event in events:
-        match event.data:
-            case vocabulary.InventoryReported() as inventory:
-                gpus = device_names.by_uuid(inventory.gpus)
-                pods = {key: each.pod for key, each in devices.items()}
-                kept = set(inventory.resources)
-                devices = {key: each for key, each in devices.items() if key[0] not in kept}
-                for device in inventory.devices:
-                    key = device.resource, device.id
-                    view = _device(device, gpus, pods.get(key, ""))
-                    devices[key] = view
-                    physical.setdefault((device.resource, device.physical), []).append(key)
-            case vocabulary.DeviceHealthChanged() as change:
-                named = (change.resource, change.device_id)
-                for key in {named, *physical.get(named, ())} & devices.keys():
-                    is_healthy = change.health is vocabulary.Health.HEALTHY
-                    devices[key] = msgspec.structs.replace(
-                        devices[key],
-                        is_healthy=is_healthy,
-                        reason="" if is_healthy else change.reason,
-                    )
-            case vocabulary.AllocationObserved(pod=pod, resource=resource, device_ids=ids) if pod:
-                for key in {(resource, each) for each in ids} & devices.keys():
-                    devices[key] = msgspec.structs.replace(devices[key], pod=pod)
-            case _:
-                pass
-    return sorted(devices.values(), key=lambda d: (d.is_healthy, d.resource, d.index, d.id))
-
-
-def _pods(known: Iterable[tuple[str, str]], devices: Sequence[DeviceView]) -> Iterable[PodView]:
+def _pods(
+    known: Iterable[tuple[str, str]], devices: Sequence[node_devices.DeviceView]
+) -> Iterable[PodView]:
     """Return the pods of a node, those with a faulty device first."""
     pods = [
         PodView(
@@ -336,22 +286,6 @@ def _pods(known: Iterable[tuple[str, str]], devices: Sequence[DeviceView]) -> It
         for name, reason in known
     ]
     return sorted(pods, key=lambda pod: (not pod.is_hurt, pod.name))
-
-
-def _device(device: vocabulary.Device, gpus: Mapping[str, vocabulary.Gpu], pod: str) -> DeviceView:
-    gpu = gpus.get(device.physical)
-    return DeviceView(
-        id=device.id,
-        resource=device.resource,
-        is_healthy=device.health is vocabulary.Health.HEALTHY,
-        reason=device.reason,
-        label=device_names.label(device, gpu),
-        what=device_names.described(gpu) + (" (simulated)" if device.simulated else ""),
-        pod=pod,
-        count=device.count,
-        index=(gpu.index or 0) if gpu else 0,
-        physical=device.physical or device.id,
-    )
 
 
 def _change(event: codec.CloudEvent) -> Change:

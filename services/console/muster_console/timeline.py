@@ -1,18 +1,19 @@
-"""Pure: the timeline of one node: verdicts as bars, and marks for faults, restarts, deliveries.
+"""Pure: the timeline of one node: verdicts and faulty devices as bars, and marks for other events.
 
 Positions are in the units of the drawing, which is `WIDTH` wide.
 """
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 
 from muster import codec, vocabulary
 from muster.cli import event_texts
 from muster.fleet import health_state
-from muster_console import alert_history, device_names
+from muster_console import alert_history, device_names, steps
 
 WIDTH: Final = 1000.0
 LEFT: Final = 4.0
@@ -24,6 +25,8 @@ RANGES: Final[Mapping[str, timedelta]] = {
     "7d": timedelta(days=7),
 }
 MARKS_MAX: Final = 300
+DEVICES_MAX: Final = 8
+"""How many faulty devices have a lane of their own."""
 _BARS_MAX: Final = 200
 _BAR_MIN: Final = 2.5
 _NAMED_MIN: Final = 70.0
@@ -67,15 +70,6 @@ _SKEW_SHOWN: Final = timedelta(seconds=5)
 """The text of an event further in the future than this says that its sender's clock is ahead."""
 
 
-class Step(NamedTuple):
-    """A change of a plugin's verdict, or of a device's health, and its reason."""
-
-    at: datetime
-    value: str
-    previous: str
-    reason: str
-
-
 class Bar(msgspec.Struct, frozen=True, kw_only=True):
     """A period with the same verdict or health."""
 
@@ -114,6 +108,8 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
     """A timeline as it is drawn: lanes of bars, marks, and ticks of the axis."""
 
     lanes: tuple[Lane, ...]
+    devices_more: int
+    """The number of other devices that were faulty in this time; they have no lane."""
     marks: tuple[Mark, ...]
     marks_total: int
     ticks: tuple[Tick, ...]
@@ -128,21 +124,27 @@ def timeline(
     *,
     start: datetime,
     end: datetime,
-    device: tuple[str, str] | None = None,
+    device: tuple[str, Sequence[steps.Step]] | None = None,
+    labels: Mapping[str, str] | None = None,
 ) -> Timeline:
     """Return the timeline of a node between two times; `events` are in order of time.
 
-    `device` is the name and present health of a device; `events` are then about that device only.
+    `device` is the name of a device, and how its health changed; `events` are then about that
+    device only.
+    `labels` are the names of devices.
     """
     scale = _Scale(start, end)
     marks = [*_event_marks(events, scale), *_delivery_marks(deliveries, scale)]
     marks.sort(key=lambda mark: mark.at)
     count = _TICKS
+    if device:
+        lanes, faulty = [_device_lane(*device, scale)], []
+    else:
+        lanes, faulty = _lanes(events, plugins, scale), _device_lanes(events, labels or {}, scale)
     ticks = (start + (end - start) * (number / count) for number in range(count + 1))
     return Timeline(
-        lanes=tuple(
-            [_device_lane(events, *device, scale)] if device else _lanes(events, plugins, scale)
-        ),
+        lanes=(*lanes, *faulty[:DEVICES_MAX]),
+        devices_more=max(0, len(faulty) - DEVICES_MAX),
         marks=tuple(marks[-MARKS_MAX:]),
         marks_total=len(marks),
         ticks=tuple(Tick(x=scale.x(at), at=at) for at in ticks),
@@ -186,42 +188,14 @@ def level_of(verdict: str) -> str:
     return _WELL.get(verdict) or ("warning" if verdict in _HALF_WELL else "critical")
 
 
-def verdict_steps(events: Iterable[codec.CloudEvent]) -> dict[str, list[Step]]:
-    """Return the verdicts on each plugin, the oldest first."""
-    steps: dict[str, list[Step]] = {}
-    for event in events:
-        if isinstance(event.data, vocabulary.VerdictChanged):
-            change = event.data
-            previous = str(change.previous or "")
-            step = Step(change.at, str(change.verdict), previous, _reason(change))
-            steps.setdefault(change.plugin, []).append(step)
-    return steps
-
-
-def value_at(
-    steps: Sequence[Step], current: tuple[str, datetime | None], at: datetime
-) -> tuple[str, datetime | None, str]:
-    """Return the value at a time, the time since when it held, and the reason.
-
-    `current` is the present value, and since when it holds.
-    """
-    before = [step for step in steps if step.at <= at]
-    if before:
-        return before[-1].value, before[-1].at, before[-1].reason
-    if steps:
-        return steps[0].previous, None, ""
-    value, since = current
-    return (value, since, "") if since is None or since <= at else ("", None, "")
-
-
 def _lanes(
     events: Sequence[codec.CloudEvent], plugins: Iterable[health_state.Plugin], scale: _Scale
 ) -> list[Lane]:
-    steps = verdict_steps(events)
+    of_plugins = steps.of_plugins(events)
     names: dict[str, str] = {}
     current: dict[str, tuple[str, datetime | None]] = {}
     for plugin in plugins:
-        steps.setdefault(plugin.plugin, [])
+        of_plugins.setdefault(plugin.plugin, [])
         names[plugin.plugin] = plugin.name
         current[plugin.plugin] = plugin.verdict or "", plugin.since
     for event in events:
@@ -231,37 +205,51 @@ def _lanes(
         Lane(
             name=names[plugin], bars=tuple(_bars(of_plugin, current.get(plugin, ("", None)), scale))
         )
-        for plugin, of_plugin in sorted(steps.items())
+        for plugin, of_plugin in sorted(of_plugins.items())
     ]
 
 
-def health_steps(events: Iterable[codec.CloudEvent]) -> list[Step]:
-    """Return the changes of one device's health, from the events about it."""
-    steps: list[Step] = []
-    for event in events:
-        match event.data:
-            case vocabulary.DeviceHealthChanged() as change:
-                value = str(change.health)
-            case vocabulary.DeviceConditionChanged() as change:
-                value = str(change.condition if change.holds else vocabulary.Health.HEALTHY)
-            case _:
-                continue
-        # before its first known fault, a device was Healthy
-        unknown = "" if value == vocabulary.Health.HEALTHY else str(vocabulary.Health.HEALTHY)
-        previous = steps[-1].value if steps else unknown
-        steps.append(Step(change.at, value, previous, f": {change.reason}"))
-    return steps
+def _device_lanes(
+    events: Iterable[codec.CloudEvent], labels: Mapping[str, str], scale: _Scale
+) -> list[Lane]:
+    """Return a lane for each device that was not well in this time, the newest fault first."""
+    faulty = [
+        (of_device, labels.get(device, device_names.shortened(device)))
+        for (_, device), of_device in steps.of_devices(events).items()
+        if _is_faulty(of_device, scale.start)
+    ]
+    faulty.sort(key=lambda each: (not steps.is_faulty(each[0][-1].value), -_newest(each[0])))
+    return [_device_lane(name, of_device, scale) for of_device, name in faulty]
 
 
-def _device_lane(events: Iterable[codec.CloudEvent], name: str, health: str, scale: _Scale) -> Lane:
-    return Lane(name=name, bars=tuple(_bars(health_steps(events), (health, None), scale)))
+def _is_faulty(of_device: Sequence[steps.Step], start: datetime) -> bool:
+    """Return whether a device was not well at a time after `start`."""
+    ends = [step.at for step in of_device[1:]]
+    return any(
+        steps.is_faulty(step.value) and (end is None or end > start)
+        for step, end in itertools.zip_longest(of_device, ends)
+    )
+
+
+def _newest(of_device: Sequence[steps.Step]) -> float:
+    return max(step.at.timestamp() for step in of_device if steps.is_faulty(step.value))
+
+
+def _device_lane(name: str, of_device: Sequence[steps.Step], scale: _Scale) -> Lane:
+    return Lane(
+        name=name, bars=tuple(_bars(of_device, ("", None), scale, unknown="health not known"))
+    )
 
 
 def _bars(
-    steps: Sequence[Step], current: tuple[str, datetime | None], scale: _Scale
+    changes: Sequence[steps.Step],
+    current: tuple[str, datetime | None],
+    scale: _Scale,
+    *,
+    unknown: str = "no verdict known",
 ) -> Iterable[Bar]:
-    """Yield one bar for each value; the first bar has the value before the first step."""
-    shown = steps[-_BARS_MAX:]
+    """Yield one bar for each value; the first bar has the value before the first change."""
+    shown = changes[-_BARS_MAX:]
     value, since = current
     first = shown[0].previous if shown else value
     begins = [(scale.start, first, "")]
@@ -274,7 +262,7 @@ def _bars(
         if end <= scale.start and scale.start < scale.end:
             continue  # the bar ends before the timeline begins
         width = max(_BAR_MIN, width)
-        shown_name = name or "no verdict known"
+        shown_name = name or unknown
         yield Bar(
             x=x,
             width=round(width, 1),
@@ -282,11 +270,6 @@ def _bars(
             title=f"{shown_name} from {begin:%H:%M:%S} to {end:%H:%M:%S} UTC{reason}",
             label=shown_name if width >= _NAMED_MIN else "",
         )
-
-
-def _reason(change: vocabulary.VerdictChanged) -> str:
-    evidence = "; ".join(f"{item.source}: {item.observed}" for item in change.evidence[:2])
-    return f": {evidence}" if evidence else ""
 
 
 def _event_marks(events: Iterable[codec.CloudEvent], scale: _Scale) -> Iterable[Mark]:
