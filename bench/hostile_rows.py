@@ -137,12 +137,15 @@ def _labelling(name: str, phases: list[Phase]) -> list[report.Row]:
     slowest_s = [max(phase.inventories_s) for phase in phases]
     return [
         report.row(
-            f"{name}: labeler {phase.name}, max",
+            f"{name}: the labeler's delay {phase.name} the attack, max",
             seconds,
             "s",
             target=LABELLED_S,
             floor=slowest_s[0],
-            how=f"{len(phase.inventories_s)} inventories of another node, to the suggestion",
+            how=(
+                f"{len(phase.inventories_s)} inventories of another node, "
+                "from the inventory to the suggested labels"
+            ),
         )
         for phase, seconds in zip(phases[1:], slowest_s[1:], strict=True)
     ]

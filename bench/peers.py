@@ -42,7 +42,6 @@ purpose.
 """
 _REAL_S: Final = 60.0
 _POLL_S: Final = 0.02
-_NEVER: Final = f"{listening_kubelet.NEVER_S:g} s: never"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,10 +66,19 @@ class Contender:
         return programs.running(self.command, self.environment, errors=asyncio.subprocess.DEVNULL)
 
     def rows(
-        self, what: str, samples: Sequence[float], unit: str, how: str, floor: float | None = None
+        self,
+        what: str,
+        samples: Sequence[float],
+        unit: str,
+        how: str,
+        *,
+        floor: float | None = None,
+        never: float | None = None,
     ) -> list[report.Row]:
         """Return median and maximum; a plugin's figures are listed beside those of its peers."""
-        return report.spread(f"{what}: {self.name}", samples, unit, how=how, floor=floor)
+        return report.spread(
+            f"{what}: {self.name}", samples, unit, how=how, floor=floor, never=never
+        )
 
 
 async def starts(contenders: Sequence[Contender], times: int) -> list[report.Row]:
@@ -91,7 +99,9 @@ async def starts(contenders: Sequence[Contender], times: int) -> list[report.Row
     return [
         row
         for contender in contenders
-        for row in contender.rows("start to Register", taken[contender.name], "ms", how, floor)
+        for row in contender.rows(
+            "start to Register", taken[contender.name], "ms", how, floor=floor
+        )
     ]
 
 
@@ -135,7 +145,7 @@ async def allocations(contender: Contender, calls: int) -> list[report.Row]:
             await client.get_device_plugin_options(dp.Empty())
             empty.append((time.perf_counter() - started) * 1000)
     how = f"{calls} calls in a row from Python; muster stores an event of each; floor: empty call"
-    return contender.rows("Allocate", taken, "ms", how, statistics.median(empty))
+    return contender.rows("Allocate", taken, "ms", how, floor=statistics.median(empty))
 
 
 async def changes(contender: Contender, times: int) -> list[report.Row]:
@@ -151,8 +161,8 @@ async def changes(contender: Contender, times: int) -> list[report.Row]:
             taken.append((listed.at - started) * 1000)
         except TimeoutError:
             taken.append(listening_kubelet.NEVER_S * 1000)
-    how = f"{times} times; {_NEVER}"
-    return contender.rows(contender.changed, taken, "ms", how)
+    never = listening_kubelet.NEVER_S * 1000
+    return contender.rows(contender.changed, taken, "ms", report.times(times), never=never)
 
 
 async def losses(contender: Contender, times: int) -> list[report.Row]:
@@ -186,9 +196,8 @@ async def losses(contender: Contender, times: int) -> list[report.Row]:
                 # a plugin that did not recover cannot lose anything more
                 await kubelet.until_registered(await kubelet.restart())
             taken.append(await kubelet.until_registered(await lose()))
-        rows += contender.rows(
-            what, taken[-times:], "s", f"{times} times, all plugins together; {_NEVER}"
-        )
+        how = f"{report.times(times)}, all plugins together"
+        rows += contender.rows(what, taken[-times:], "s", how, never=listening_kubelet.NEVER_S)
     return rows
 
 
@@ -204,10 +213,10 @@ async def before_real(contender: Contender, root: Path, times: int) -> list[repo
                 await (await asyncio.create_subprocess_exec(*restart)).wait()
                 started = time.perf_counter()
                 again.append(await _allocatable(root, contender, started))
-    how = f"{times} times, a real kubelet; polled every {_POLL_S * 1000:g} ms"
-    rows = contender.rows("start to allocatable", began, "s", how)
+    how = f"{report.times(times)}, a real kubelet; polled every {_POLL_S * 1000:g} ms"
+    rows = contender.rows("start to allocatable", began, "s", how, never=_REAL_S)
     if restart:
-        rows += contender.rows("kubelet restart to allocatable", again, "s", how)
+        rows += contender.rows("kubelet restart to allocatable", again, "s", how, never=_REAL_S)
     return rows
 
 

@@ -23,7 +23,6 @@ from muster.pb import rpc
 
 _SETTLE_S: Final = 6.0
 _NOISE_MIB: Final = 2.0
-_NEVER: Final = f"{listening_kubelet.NEVER_S:g} s: never"
 Command = Callable[[Path], list[str]]
 
 
@@ -138,9 +137,17 @@ class Bench:
         for _ in range(times):
             await kubelet.quiet()
             restarts.append(await kubelet.until_registered(await kubelet.restart()))
-        how = f"{times} restarts; from before kubelet.sock is there; {_NEVER}"
+        how = f"{times} restarts; from before kubelet.sock is there"
+        never_s = listening_kubelet.NEVER_S
         self.add(
-            report.spread("kubelet restart to Register", _ms(restarts), "ms", target=300, how=how)
+            report.spread(
+                "kubelet restart to Register",
+                _ms(restarts),
+                "ms",
+                target=300,
+                how=how,
+                never=never_s * 1000,
+            )
         )
         dropped, removed, changed = [], [], []
         for _ in range(3):
@@ -158,10 +165,12 @@ class Bench:
             if removed[-1] < listening_kubelet.NEVER_S:
                 old, new = await kubelet.ends.get(), await kubelet.lists.get()
                 changed.append(new.at - old.at)
-        how = f"{len(dropped)} times; {_NEVER}"
-        self.add(report.spread("stream dropped to Register", dropped, "s", target=0.5, how=how))
-        how = f"{len(removed)} times; {_NEVER}"
-        self.add(report.spread("own socket gone to Register", removed, "s", target=0.2, how=how))
+        for what, samples, target in (
+            ("stream dropped to Register", dropped, 0.5),
+            ("own socket gone to Register", removed, 0.2),
+        ):
+            how = report.times(len(samples))
+            self.add(report.spread(what, samples, "s", target=target, how=how, never=never_s))
         if changed:
             how = f"{len(changed)} times, from the end of a stream to the next one's list"
             self.add(report.spread("change of generation", _ms(changed), "ms", target=50, how=how))

@@ -34,7 +34,8 @@ class Row:
     """One figure.
 
     `target` is its maximum (None: no target); `how` says how it was measured. `floor` is the cost
-    of doing nothing on this machine, in the same unit (None: not measured).
+    of doing nothing on this machine, in the same unit (None: not measured). `never` is the value
+    with which a reaction counts that never came (None: every reaction came, or there is no limit).
     """
 
     name: str
@@ -43,6 +44,7 @@ class Row:
     target: float | None
     how: str
     floor: float | None = None
+    never: float | None = None
 
     @property
     def ok(self) -> bool:
@@ -108,10 +110,13 @@ def spread(
     target: float | None = None,
     median_target: float | None = None,
     floor: float | None = None,
+    never: float | None = None,
 ) -> list[Row]:
     """Return the median, and the 99th percentile or the maximum, to which `target` applies."""
     if not samples:
         return [Row(name=f"{name}: no sample", value=1, unit="", target=0, how=how)]
+    if never is not None and max(samples) >= never:
+        how = f"{how}; never counts as {never:g} {unit}"
     is_many = len(samples) >= _ENOUGH_FOR_P99
     worst = percentile(samples, 99) if is_many else max(samples)
     return [
@@ -122,8 +127,16 @@ def spread(
             target=median_target,
             how=how,
             floor=floor,
+            never=never,
         ),
-        row(f"{name}, {'p99' if is_many else 'max'}", worst, unit, target=target, how=how),
+        row(
+            f"{name}, {'p99' if is_many else 'max'}",
+            worst,
+            unit,
+            target=target,
+            how=how,
+            never=never,
+        ),
     ]
 
 
@@ -135,9 +148,18 @@ def row(
     target: float | None = None,
     how: str,
     floor: float | None = None,
+    never: float | None = None,
 ) -> Row:
-    """Return a figure, rounded to its significant digits."""
-    return Row(name=name, value=round(value, 4), unit=unit, target=target, how=how, floor=floor)
+    """Return a figure, rounded to four decimal places."""
+    return Row(
+        name=name,
+        value=round(value, 4),
+        unit=unit,
+        target=target,
+        how=how,
+        floor=floor,
+        never=never,
+    )
 
 
 def text(bench: str, rows: Sequence[Row]) -> str:
@@ -157,7 +179,15 @@ def cells(row: Row) -> tuple[str, str, str, str, str]:
     ratio = "" if row.ratio is None else f"{row.ratio:.3g}"
     target = "" if row.target is None else f"<= {row.target:g}"
     verdict = "" if row.target is None else "ok" if row.ok else "MISSED"
-    return (row.name, f"{row.value:.4g} {row.unit}".rstrip(), ratio, target, verdict)
+    value = f"{row.value:.4g} {row.unit}".rstrip()
+    if row.never is not None and row.value >= row.never:
+        value = f"never (within {row.never:g} {row.unit})"
+    return (row.name, value, ratio, target, verdict)
+
+
+def times(count: int) -> str:
+    """Return how often something was done, as text."""
+    return "once" if count == 1 else f"{count} times"
 
 
 def document(bench: str, result: Result) -> bytes:

@@ -178,19 +178,21 @@ def _rows(world: watched_node.World, samples: Samples) -> list[report.Row]:
     rows = []
     for name, fault in FAULTS.items():
         count = len(samples.finding[name])
-        how = f"{count} x, {world.kind}; {_NEVER_S:g} s: never; {load}"
+        how = f"{report.times(count)}, {world.kind}; {load}"
         rows += report.spread(
             f"{name}: {fault.finding}",
             samples.finding[name],
             "s",
             target=fault.within_s,
             how=f"to plugin.observed; {how}",
+            never=_NEVER_S,
         )
         rows += report.spread(
             f"{name}: {fault.verdict.value}",
             samples.verdict[name],
             "s",
             how=f"to the verdict; {how}",
+            never=_NEVER_S,
         )
     expected = [fault.finding for fault in FAULTS.values()]
     strange: Counter[WatchedFinding] = Counter()

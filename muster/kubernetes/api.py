@@ -50,7 +50,10 @@ _REQUESTS: Final = prometheus_client.Counter(
 
 
 class NoCluster(Exception):
-    """No Kubernetes API can be reached with these settings; the message lists the attempts."""
+    """These settings give no usable API address or credentials.
+
+    The message names the source of the settings and the error.
+    """
 
 
 class Refused(Exception):

@@ -45,7 +45,10 @@ _CLOSE_S: Final = 1.0
 
 
 class NoCluster(Exception):
-    """No Kubernetes API can be reached with these settings; the message lists the attempts."""
+    """These settings give no usable API address or credentials.
+
+    The message names the source of the settings and the error.
+    """
 
 
 @dataclass(frozen=True, slots=True)

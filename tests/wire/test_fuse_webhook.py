@@ -190,6 +190,32 @@ def test_without_its_objects_it_is_not_ready_and_says_why(tmp_path: pathlib.Path
     play(story, tmp_path)
 
 
+def test_a_certificate_that_is_not_trusted_yet_is_logged_once_and_so_is_the_recovery(
+    tmp_path: pathlib.Path,
+) -> None:
+    async def story(made: World) -> None:
+        await made.install()
+        made.api.refuse(CONFIGURATION, refusals.Reason.UNAVAILABLE)
+        replica = await made.start()
+
+        async def is_refused() -> bool:
+            status, body = await made.probe(replica, "/readyz")
+            return status == 503 and f"get {CONFIGURATION}: HTTP 503" in body
+
+        await until(is_refused)
+        made.api.allow(CONFIGURATION)
+        await made.ready(replica)
+        log = (made.directory / "webhook-0.log").read_text().splitlines()
+        events = [orjson.loads(line)["event"] for line in log]
+        assert [event for event in events if event.startswith("certificate_")] == [
+            "certificate_changed",
+            "certificate_update_failed",
+            "certificate_update_recovered",
+        ]
+
+    play(story, tmp_path)
+
+
 def test_the_annotation_of_the_namespace_decides_about_the_resource(tmp_path: pathlib.Path) -> None:
     async def story(made: World) -> None:
         await made.install()

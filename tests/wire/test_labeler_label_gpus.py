@@ -54,7 +54,7 @@ def test_without_apply_it_shows_and_writes_nothing(here: Cluster) -> None:
 def test_apply_writes_reads_back_and_says_where_the_name_came_from(here: Cluster) -> None:
     here.put(node("a", labels=DO))
     code, out, _ = here.run("label-gpus", "--apply", "--yes")
-    assert (code, out.splitlines()[-1]) == (0, "1 of 1 node written and read back")
+    assert (code, out.splitlines()[-1]) == (0, "labels changed on 1 of 1 node, and read back to verify")
     metadata = here.node("a")["metadata"]
     assert metadata["labels"] == {**DO, KEY: "h100"}
     provenance = orjson.loads(metadata["annotations"][model.PROVENANCE])
@@ -270,7 +270,8 @@ def test_unlabel_takes_all_that_is_ours_beside_the_labels_of_others(here: Cluste
         here.apply(name, {"muster.dev/accelerator": "t4", "nvidia.com/gpu.count": "8"})
     here.apply("b", {"muster.dev/accelerator": "t4", KEY: "t4"})
     code, out, _ = here.run("unlabel-gpus", "--yes", "--node", "a", "--node", "b")
-    assert (code, out.splitlines()[-1]) == (0, "2 of 2 nodes written and read back")
+    last = "labels changed on 2 of 2 nodes, and read back to verify"
+    assert (code, out.splitlines()[-1]) == (0, last)
     assert (here.labels("a"), here.labels("b")) == ({KEY: "mine", **T4}, {})
     assert here.labels("c") == {"muster.dev/accelerator": "t4", "nvidia.com/gpu.count": "8"}
     assert here.run("unlabel-gpus", "--yes")[0] == 0
@@ -402,7 +403,8 @@ def test_what_was_not_written_makes_it_end_non_zero(here: Cluster, reason: refus
     here.put(node("a", labels=DO), node("b", labels=DO))
     here.api.refuse("/api/v1/nodes/b", reason)
     code, out, errors = here.run("label-gpus", "--apply", "--yes")
-    assert (code, out.splitlines()[-1]) == (1, "1 of 2 nodes written and read back")
+    last = "labels changed on 1 of 2 nodes, and read back to verify"
+    assert (code, out.splitlines()[-1]) == (1, last)
     assert errors.startswith("muster label-gpus: b: label node b: HTTP ")
 
 

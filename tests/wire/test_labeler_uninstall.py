@@ -50,7 +50,7 @@ def test_it_removes_the_namespace_and_what_is_ours_on_nodes(here: Cluster) -> No
     code, out, _ = here.run("uninstall", "--yes")
     assert (code, out.startswith(shown)) == (0, True)
     assert out.splitlines()[-3:] == [
-        "1 of 1 node written and read back",
+        "labels changed on 1 of 1 node, and read back to verify",
         "0 objects outside the namespace removed",
         NODES,
     ]

@@ -130,12 +130,14 @@ class CertificateStore:
             await self._trust(held["ca.crt"])
         except (_Unavailable, OSError, TimeoutError) as error:
             text = str(error) or "the certificate could not be loaded in time"
-            if not self._problem or (self._loaded is None and self._problem != text):
-                logs.logger().warning("certificate_unavailable", error=text)
+            if not self._problem or (not self._is_trusted and self._problem != text):
+                logs.logger().warning("certificate_update_failed", error=text)
             self._problem = text
         else:
-            if self._problem:
+            if self._problem == _NONE_YET:
                 logs.logger().info("certificate_trusted")
+            elif self._problem:
+                logs.logger().info("certificate_update_recovered")
             self._problem = ""
 
     async def _held(self) -> dict[str, bytes]:

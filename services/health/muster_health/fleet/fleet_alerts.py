@@ -11,7 +11,7 @@ from typing import Final
 from muster import vocabulary
 from muster.vocabulary import AlertKind
 from muster_health.alerting import alert_lifecycle, evidence
-from muster_health.fleet import mass_failure, noisy_nodes
+from muster_health.fleet import mass_failure, noisy_nodes, suspension
 from muster_health.model import alerts, config, signals, snapshot
 from muster_health.plugin import liveness
 
@@ -159,7 +159,11 @@ class FleetAlerts:
         common = ", ".join(list(dict.fromkeys(causes))[:_CAUSES_MAX])
         manners = " or ".join(dict.fromkeys(failure.manner.value for failure in running))
         summary = f"{peak} of {plugins} plugins {manners} at once; in common: {common}"
-        text = f"{peak} suspected; no verdicts about them until the mass failure is over"
+        most_s = suspension.most_s(self._context.settings)
+        text = (
+            f"{peak} suspected; each is suspended, without a verdict, for {most_s:g} s at most, then "
+            "diagnosed in turn; sooner if the mass failure ends, or if its pod or node is gone"
+        )
         yield alerts.Alert(
             kind=AlertKind.STORM,
             summary=summary,

@@ -25,6 +25,11 @@ _MASS_FAILURES: Final = 3
 _REFILL_S: Final = 0.1
 
 
+def most_s(settings: config.Detection) -> float:
+    """Return for how long a plugin may be suspended in total: as long as three mass failures."""
+    return _MASS_FAILURES * mass_failure.lasts_s(settings)
+
+
 class Budget:
     """How long each plugin may be suspended: in total as long as three mass failures last.
 
@@ -36,7 +41,7 @@ class Budget:
 
     def __init__(self, settings: config.Detection) -> None:
         self._least_s = mass_failure.lasts_s(settings)
-        self._most_s = _MASS_FAILURES * self._least_s
+        self._most_s = most_s(settings)
         self._left: dict[str, tuple[float, float]] = {}
         """How many seconds of suspension each plugin had left, and when; the oldest entry first."""
         self._since: dict[str, float] = {}

@@ -56,7 +56,10 @@ class Freshness(enum.StrEnum):
 
 @dataclass(slots=True, eq=False)
 class HeartbeatOrder:
-    """The order of one plugin's heartbeats; `stretch` is their mean pace in declared intervals."""
+    """The order of one plugin's heartbeats.
+
+    `stretch` is the mean time between them divided by the declared interval.
+    """
 
     interval_s: float
     instance: str = ""

@@ -73,7 +73,8 @@ def worst(
     """Return the worst problem in a heartbeat, or None.
 
     `offers` is what the node offers, `unchanged_s` how long the plugin's devices have not changed,
-    `two_instances` the evidence that two instances alternate, `stretch` the pace of heartbeats.
+    `two_instances` the evidence that two instances alternate (empty if they do not), `stretch` the
+    mean time between heartbeats divided by the declared interval.
     """
     grace_s = repair_s(settings, heartbeat.interval_s)
     starts = heartbeat.phase is vocabulary.Phase.STARTING

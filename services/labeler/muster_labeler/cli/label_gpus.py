@@ -223,8 +223,9 @@ def _print_result(
     if request.write.json:
         nodes = [{column: getattr(row, column) for column in _COLUMNS} for row in rows]
         output.print_json({"nodes": nodes, "written": written, "failed": failed}, indent=2)
-    elif work or (request.has_objects and request.is_writing):
-        output.show(f"{written} of {wording.counted(len(work), 'node')} written and read back")
+    elif work:
+        nodes_text = wording.counted(len(work), "node")
+        output.show(f"labels changed on {written} of {nodes_text}, and read back to verify")
 
 
 async def is_confirmed(command: str, api: kubernetes_api.Api, action: str) -> bool:

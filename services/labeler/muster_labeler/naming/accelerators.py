@@ -77,7 +77,10 @@ class Name:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Words:
-    """A product string, split into the model's words and the other words."""
+    """What is known of a product: the words of its model, whether it is a Quadro, and its memory.
+
+    `memory_mib` is measured, else the number in the product string; None if neither is known.
+    """
 
     core: tuple[str, ...]
     is_quadro: bool

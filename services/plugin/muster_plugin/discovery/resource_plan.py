@@ -292,7 +292,7 @@ def _overlaps(planned: Iterable[PlannedResource], *, shared: frozenset[str]) -> 
 def _shared(
     resources: Iterable[resources.Resource], index: scan_result.NodeIndex
 ) -> frozenset[str]:
-    """Return the nodes that entries mark as `shared` between resources."""
+    """Return the paths of the device nodes that configuration entries mark as `shared`."""
     return frozenset(
         match.node.path
         for resource in resources

@@ -88,8 +88,8 @@ def _bits(positions: Collection[int], count: int) -> int:
 def _all_but_few(scores: Matrix, size: int, required: frozenset[int]) -> tuple[int, ...]:
     """Return the best set by trying each possible rest; the rest must not be larger than a set.
 
-    The score within both sets is the total, minus the degrees of the members of the rest, plus the
-    score within the rest, which the degrees count twice.
+    The chosen set's score plus the rest's score is the total, minus the degrees of the rest's
+    members, plus twice the score within the rest (its pairs count twice in the degrees).
     """
     count = len(scores)
     everything = (1 << count) - 1

@@ -1,4 +1,4 @@
-"""Adapter: runs a device plugin for each resource; watches the kubelet's socket directories.
+"""Adapter: runs a device plugin for each resource; watches socket directories, to notice a restarted kubelet.
 
 The modules that serve a resource, and with them grpcio, are imported with the first resource. A
 plugin that only watches others does not import them.

@@ -45,9 +45,10 @@ class SocketFile(msgspec.Struct, frozen=True, kw_only=True):
 class Scanned(msgspec.Struct, frozen=True, kw_only=True):
     """The sockets in the kubelet's directories, except the kubelet's own and muster's.
 
-    `kubelet_age_s` is the age of the kubelet's socket; None if it does not exist. Its
-    `kubelet_identity` changes when the socket is recreated; the age alone does not show that if the
-    clock is set. `ours` are the resources (slugs) that muster's plugins serve.
+    `kubelet_age_s` is the age of the kubelet's socket; None if the socket does not exist.
+    `kubelet_identity` identifies that socket and changes when it is recreated; the age alone could
+    mislead after somebody has changed the clock. `ours` are the resources (slugs) that muster's
+    plugins serve.
     """
 
     sockets: tuple[SocketFile, ...]

@@ -1,9 +1,9 @@
-"""Pure: maps the settings of NVIDIA's k8s-device-plugin (v0.20) and its iktos fork to muster's.
+"""Pure: maps the settings of NVIDIA's plugin or its iktos fork (flags, variables, time-slicing).
 
 A table lists every flag, variable and key with muster's key; functions convert sharing and
-renaming. Sources: cmd/nvidia-device-plugin/main.go, cmd/gpu-feature-discovery/main.go and
-api/config/v1; for the iktos fork (k8s-gpu-sharing-plugin 9394ddf0): its
-cmd/nvidia-device-plugin/main.go. docs/compatibility.md shows the table.
+renaming. Sources: k8s-device-plugin v0.20, cmd/nvidia-device-plugin/main.go,
+cmd/gpu-feature-discovery/main.go and api/config/v1; for the iktos fork (k8s-gpu-sharing-plugin
+9394ddf0): its cmd/nvidia-device-plugin/main.go. docs/compatibility.md shows the table.
 
 NVIDIA parses some of the sharing settings and drops them with a warning; with muster they work.
 """

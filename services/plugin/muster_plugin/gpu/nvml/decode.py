@@ -156,8 +156,8 @@ _CANNOT_INIT: Final[Mapping[int, tuple[gpu.Driver, str]]] = {
     Code.UNKNOWN: (
         gpu.Driver.FAILED,
         (
-            "often the container's device cgroup was rewritten (systemctl daemon-reload); "
-            "it will be tried again; restarting the container helps"
+            "a frequent cause is that `systemctl daemon-reload` rewrote the container's device "
+            "cgroup; muster will initialise NVML again; if that fails, restart the container"
         ),
     ),
 }
