@@ -126,6 +126,19 @@ def test_columns_hold_each_text_once() -> None:
     }
 
 
+@pytest.mark.parametrize(("nodes", "pods_each"), [(1, 16), (1_000, 12), (3_000, 4), (10_000, 1)])
+def test_however_many_nodes_have_alerts_the_names_of_pods_stay_bounded(
+    nodes: int, pods_each: int
+) -> None:
+    pods = tuple(f"ml/{number}" for number in range(32))
+    (summary,) = fleet_of(
+        plugin("a", alerts=(msgspec.structs.replace(alert("a"), pods=pods),))
+    ).nodes.values()
+    columns = fleet_json.columns([summary] * nodes, revision=1)
+    assert {len(names) for names in columns.pods.values()} == {pods_each}
+    assert sum(map(len, columns.pods.values())) <= fleet_json.PODS_MAX
+
+
 # subscribers
 
 

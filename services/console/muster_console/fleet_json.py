@@ -5,6 +5,7 @@ tenth of what a list of objects would.
 """
 
 from collections.abc import Iterable, Mapping
+from typing import Final
 
 import msgspec
 
@@ -13,6 +14,9 @@ from muster.fleet import model
 
 LEVELS = tuple(model.Level)
 """All levels; a node's level is sent as its index in this tuple."""
+
+PODS_MAX: Final = 12_000
+"""About how many names of pods are sent at most; of many nodes with alerts, fewer for each."""
 
 Resource = tuple[str, int, int, bool]
 """A resource's name, how many of its devices pods may use, how many there are, and whether the
@@ -56,6 +60,7 @@ def columns(
 ) -> Columns:
     """Return nodes as columns."""
     every = tuple(nodes)
+    pods_max = max(1, PODS_MAX // max(1, sum(bool(node.pods) for node in every)))
     texts: dict[str, int] = {}
     kinds: dict[tuple[Resource, ...], int] = {}
 
@@ -78,7 +83,9 @@ def columns(
         alerts=tuple(node.alerts for node in every),
         silenced=tuple(node.silenced for node in every),
         pods={
-            i: tuple(map(escaping.plain, each.pods)) for i, each in enumerate(every) if each.pods
+            number: tuple(map(escaping.plain, node.pods[:pods_max]))
+            for number, node in enumerate(every)
+            if node.pods
         },
         texts=tuple(map(escaping.plain, texts)),
         kinds=tuple(tuple((escaping.plain(r[0]), *r[1:]) for r in kind) for kind in kinds),
