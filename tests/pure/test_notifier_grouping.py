@@ -218,6 +218,51 @@ def test_what_failed_is_decided_again_at_the_next_flush_with_what_is_true_then()
     assert run(driven, until=330) == [(330.0, Reason.FIRST, "ab", "")]
 
 
+def refused(driven: grouping.Grouping, *, until: float) -> list[tuple[float, str]]:
+    """Advance, with a receiver that refuses everything at once; return what was sent and when."""
+    sent: list[tuple[float, str]] = []
+    while (deadline := driven.next_deadline()) is not None and deadline <= until:
+        for notification in driven.tick(deadline):
+            sent.append((deadline, names(notification.firing)))
+            assert driven.receive(grouping.Failed(notification), deadline) == []
+    return sent
+
+
+QUICK = routes.Timing(group_wait_s=0.5, group_interval_s=1, repeat_interval_s=14_400)
+
+
+def test_a_receiver_that_refuses_everything_is_asked_less_and_less_often() -> None:
+    health, driven = Health(), machine(timing=QUICK)
+    driven.receive(health.fires("a"), 0.0)
+    waits = [0.5, 1.5, 4.5, 19.5, 82.5, 337.5, 1237.5, 2137.5, 3037.5]
+    assert refused(driven, until=3600) == [(at, "a") for at in waits]
+
+
+def test_what_a_receiver_has_not_refused_yet_is_sent_with_the_next_flush() -> None:
+    health, driven = Health(), machine(timing=QUICK)
+    driven.receive(health.fires("a"), 0.0)
+    refused(driven, until=300)
+    driven.receive(health.fires("b"), 300.0)
+    assert refused(driven, until=302) == [(300.5, "ab")]
+    # both were refused, so that one of them alone is nothing new
+    driven.receive(health.resolves("b"), 302.0)
+    assert refused(driven, until=1250) == [(1200.5, "a")]
+
+
+def test_a_replay_is_sent_at_once_however_often_its_group_was_refused() -> None:
+    health, driven = Health(), machine(timing=QUICK)
+    driven.receive(health.fires("a"), 0.0)
+    (first,) = driven.tick(0.5)
+    driven.receive(grouping.Failed(first), 0.5)
+    refused(driven, until=400)
+    again = driven.receive(grouping.Requested(first), 400.0)
+    assert summary(again) == [("r", Reason.FIRST, "a", "")]
+    # once the receiver accepts, it is asked as often as any other
+    assert driven.receive(grouping.Delivered(again[0]), 400.0) == []
+    driven.receive(health.fires("b"), 400.0)
+    assert refused(driven, until=404) == [(400.5, "ab"), (401.5, "ab")]
+
+
 def test_what_failed_and_is_over_by_then_is_never_told() -> None:
     health, driven = Health(), machine()
     driven.receive(health.fires("a"), 0.0)
@@ -602,7 +647,8 @@ def settled(world: World) -> None:
     for _ in range(5):
         while world.on_their_way:
             world.settle(0)
-        world.advance(TIMING.group_interval_s)
+        # a receiver that has refused something is not asked again earlier
+        world.advance(TIMING.group_interval_s + groups.HELD_MAX_S)
     while world.on_their_way:
         world.settle(0)
 

@@ -47,6 +47,17 @@ def test_an_own_alert_is_emitted_when_it_changes_and_its_end_once_with_its_start
     ]
 
 
+def test_dead_letters_about_the_alert_are_named_but_do_not_keep_it_firing() -> None:
+    world = World()
+    about = "muster.dlq.notification.ops.about-dead.1"
+    for subjects in (["muster.dlq.notification.ops.0123.1", about], [about]):
+        asyncio.run(world.alerts.count_dead_letters(subjects, at=at(0)))
+    assert world.story() == [
+        (AlertState.FIRING, "1 dead letter, and 1 about this alert", at(0), None),
+        (AlertState.RESOLVED, "no dead letters", at(0), at(0)),
+    ]
+
+
 def test_the_start_of_an_own_alert_survives_a_restart() -> None:
     before, after, late = World(), World(), World()
     before.count(2, seconds=10)

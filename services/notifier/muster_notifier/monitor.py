@@ -225,9 +225,11 @@ class OwnAlerts:
     async def count_dead_letters(self, dead: Sequence[str], *, at: datetime) -> None:
         """Raise or resolve the alert about dead letters; those about this alert do not count."""
         _DEAD.set(len(dead))
-        count = sum(1 for subject in dead if not dead_letters.is_about_dead(subject))
+        about_this = sum(map(dead_letters.is_about_dead, dead))
+        count = len(dead) - about_this
         summary = _DEAD_LETTERS if count else "all notifications are delivered"
         observed = wording.counted(count, "dead letter") if count else "no dead letters"
+        observed += f", and {about_this} about this alert" if count and about_this else ""
         kind = vocabulary.AlertKind.DEAD_LETTERS
         await self._report(kind, summary, observed, fires=count > 0, at=at)
 

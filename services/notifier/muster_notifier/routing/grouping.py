@@ -12,6 +12,8 @@ is being retried does not count towards this limit, and is replaced when it is o
 
 A receiver that was notified of an alert is also notified of its end, even if the alert is silenced
 by then. A failed notification changes nothing: the next flush decides again, as in Alertmanager.
+But what the receiver refuses again is then held back for longer and longer (`groups.HELD_MAX_S` at
+most), unless it has something new to say or somebody replays it.
 Timers survive a restart, because they depend only on when alerts arrived and when each receiver was
 last notified.
 """
@@ -149,7 +151,7 @@ class Grouping:
             case Postponed(notification):
                 return self._on_postponed(notification, now)
             case Failed(notification):
-                return self._on_ended(notification, now)
+                return self._on_failed(notification, now)
             case Requested(notification):
                 return self._on_requested(notification, now)
         return ()
@@ -289,6 +291,14 @@ class Grouping:
         group.record_delivery(notification, at=self._clock.monotonic(notification.at, now))
         return self._on_ended(notification, now)
 
+    def _on_failed(
+        self, notification: notifications.Notification, now: float
+    ) -> Sequence[notifications.Notification]:
+        group = self._groups.get((notification.receiver, notification.group))
+        if group is not None and _is_same(group.in_flight, notification):
+            group.record_failure(notification, now)
+        return self._on_ended(notification, now)
+
     def _on_postponed(
         self, notification: notifications.Notification, now: float
     ) -> Sequence[notifications.Notification]:
@@ -307,6 +317,7 @@ class Grouping:
         group = self._groups.get((notification.receiver, notification.group))
         if group is None:
             return ()  # the route is no longer configured
+        group.held_until = now
         out = self._enqueue(group, now)
         return [*out, *self._notify_waiting(notification.receiver, now)]
 
@@ -352,7 +363,7 @@ class Grouping:
             if group is None:
                 continue
             notification = self._builder.build(group, at=self._clock.at(now), now=now)
-            if notification is None:
+            if notification is None or group.is_held(notification, now):
                 self._forget_if_empty(group)
                 continue
             group.in_flight = notification

@@ -1,6 +1,7 @@
 """Pure: the state of one group of alerts for one receiver, and the limits on what is in flight."""
 
 import heapq
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -23,6 +24,9 @@ sent.
 """
 OUTSTANDING_MAX: Final = 256
 """The maximum number of a receiver's notifications in the outbox, including those retried."""
+HELD_MAX_S: Final = 900.0
+"""The longest time for which a notification that the receiver has refused is not sent again."""
+_REFUSALS_MAX: Final = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +83,11 @@ class Group:
     is_overdue: bool = False
     is_postponed: bool = False
     muted: dict[str, muting.Muted] = field(default_factory=dict)
+    refusals: int = 0
+    """The number of notifications that failed since the last delivered one."""
+    held_until: float = -math.inf
+    """Until then, a notification is sent only if it has something that was not refused."""
+    _refused: set[str] = field(default_factory=set)
 
     def firing(self) -> list[vocabulary.AlertChanged]:
         """Return the firing alerts."""
@@ -97,6 +106,7 @@ class Group:
     def record_delivery(self, notification: notifications.Notification, *, at: float) -> None:
         """Record that a notification was delivered; drop the alerts that it resolved."""
         self.notified = None
+        self.refusals, self.held_until, self._refused = 0, -math.inf, set()
         self.last_id = notification.id
         if not notification.firing_ids:
             self.ended_at = at
@@ -114,6 +124,26 @@ class Group:
             is_resolved = alert is not None and alert.state is vocabulary.AlertState.RESOLVED
             if alert is not None and is_resolved and alert.starts_at == began:
                 del self.alerts[name]
+
+    def record_failure(self, notification: notifications.Notification, now: float) -> None:
+        """Record that a notification failed; hold it back, each time about four times longer.
+
+        The first failure holds nothing back, because the state may change until the next flush.
+        """
+        self.refusals = min(self.refusals + 1, _REFUSALS_MAX)
+        intervals = 4 ** (self.refusals - 1) - 1
+        self.held_until = now + min(HELD_MAX_S, intervals * self.route.timing.group_interval_s)
+        self._refused |= self._news(notification)
+
+    def is_held(self, notification: notifications.Notification, now: float) -> bool:
+        """Return whether a notification has only what the receiver has refused recently."""
+        return now < self.held_until and self._news(notification) <= self._refused
+
+    def _news(self, notification: notifications.Notification) -> set[str]:
+        """Return what fires, and the end of what the receiver was notified of."""
+        known = self.notified.firing if self.notified else frozenset()
+        firing = {f"firing {name}" for name in notification.firing_ids}
+        return firing | {f"resolved {name}" for name in notification.resolved_ids if name in known}
 
     def forget_resolved(self, *, also_notified: bool) -> None:
         """Drop resolved alerts; unless `also_notified`, only those that nobody was notified of."""
