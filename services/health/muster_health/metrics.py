@@ -43,7 +43,8 @@ SUSPICIONS: Final = metrics.counter(
     (signals.Note.SUSPECTED, signals.Note.REFUTED, signals.Note.CONFIRMED),
 )
 STALLS: Final = prometheus_client.Counter(
-    "muster_health_stalls_total", "How often health itself ran late and restarted its waits."
+    "muster_health_stalls_total",
+    "How often health itself was suspended or ran late, so that all waits were extended.",
 )
 DISCONNECTED_S: Final = prometheus_client.Counter(
     "muster_health_disconnected_seconds_total",

@@ -158,7 +158,10 @@ class Node:
     # Called by resource plugins
 
     async def missing_paths(self, paths: Sequence[str]) -> str:
-        """Advertise that host paths are missing; return them as text, empty if none is missing."""
+        """Return which host paths are missing, as text; empty if none is.
+
+        If any is missing, the devices are scanned first, so that the kubelet gets the new list.
+        """
         gone = await self._host_paths.missing(paths)
         if not gone:
             return ""

@@ -31,7 +31,7 @@ _NOT_IN_CLUSTER: Final = "the cluster has no node of this name"
 class Detector(effects.Fleet):
     """The detector of failed plugins in the whole fleet, as a `muster.machine.Machine`.
 
-    `at_zero` is UTC at second 0 of the receiver's clock. `leader` is the revision under which the
+    `at_zero` is UTC at second 0 of `now`'s clock. `leader` is the revision under which the
     detector leads from the start, or 0 without leader election.
     """
 

@@ -46,7 +46,7 @@ class FleetAlerts:
         self._keep_until = 0.0
 
     def restore(self, before: snapshot.Snapshot, keep_until: float) -> None:
-        """Restore the published alerts; keep those about mass failures until `keep_until`."""
+        """Restore the published alerts; all of them stay open until `keep_until`."""
         self._keep_until = keep_until
         self.lifecycle.load(before.firing, before.untold_alerts)
         self.position = max(self.position, before.position)
@@ -161,8 +161,8 @@ class FleetAlerts:
         summary = f"{peak} of {plugins} plugins {manners} at once; in common: {common}"
         most_s = suspension.most_s(self._context.settings)
         text = (
-            f"{peak} suspected; each is suspended, without a verdict, for {most_s:g} s at most, then "
-            "diagnosed in turn; sooner if the mass failure ends, or if its pod or node is gone"
+            f"{peak} suspected; each is suspended, without a verdict, for {most_s:g} s at most, "
+            "then diagnosed in turn; sooner if the mass failure ends, or if its pod or node is gone"
         )
         yield alerts.Alert(
             kind=AlertKind.STORM,

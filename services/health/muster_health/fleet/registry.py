@@ -196,7 +196,11 @@ class Registry:
     def expect(
         self, plugin: str, nodes: Mapping[str, signals.Expected], now: float
     ) -> tuple[list[tracked_plugin.TrackedPlugin], list[tracked_plugin.TrackedPlugin]]:
-        """Record where a plugin is expected; return its instances on new and on previous nodes."""
+        """Record where a plugin is expected.
+
+        Returns its instances on nodes where it is newly expected or its data has changed, and then
+        those on nodes where it is no longer expected.
+        """
         before = self._expected.get(plugin, {})
         self._expected[plugin] = nodes
         present = []

@@ -17,7 +17,7 @@ _STAMP_S: Final = 2e-6
 
 
 class SelfCheck:
-    """Checks whether verdicts are possible now; `at_zero` is UTC at second 0 of its clock."""
+    """Checks whether verdicts are possible now; `at_zero` is UTC at second 0 of `now`'s clock."""
 
     def __init__(self, settings: config.Detection, at_zero: datetime) -> None:
         self.is_disconnected = True

@@ -2,8 +2,8 @@
 
 A plugin belongs on the nodes where the DaemonSet controller would place its pod, or on the nodes
 with configured labels. The watches pass in the objects; `changes` returns only changes since its
-last call. Ages count from the later of two times: when an object was created (by the API server's
-clock), or when we first saw that the node should run the plugin.
+last call. A plugin counts as expected since the node and the DaemonSet both existed (by the API
+server's clock); if one of them changed later, since we saw that the node should run the plugin.
 """
 
 import math

@@ -59,7 +59,7 @@ class PodLocation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _LeaseHistory:
-    """When a version of a lease was first and last read, and the previous one last (`before`).
+    """When a version of a lease was first and last read, and the version before it last (`before`).
 
     All times are by our own clock.
     """

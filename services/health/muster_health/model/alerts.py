@@ -142,7 +142,7 @@ def kind_of(verdict: Verdict) -> AlertKind | None:
 
 
 def severity_of(kind: AlertKind) -> Severity:
-    """Return the severity: critical if pods get no devices or broken devices."""
+    """Return the severity: critical if pods fail or get no good devices, or alerts may be lost."""
     match kind:
         case (
             AlertKind.PLUGIN_DOWN

@@ -33,8 +33,8 @@ class Detection(msgspec.Struct, frozen=True, kw_only=True):
     ready_s: Seconds = 22.0
     """How long a plugin with a Ready pod must be cut off to count as UNREACHABLE.
 
-    The default is 20 s, plus 2 s to notice that the plugin is back. It must be longer than
-    a stopped process takes to fail its readiness probes."""
+    The default is 20 s, plus 2 s to notice that the plugin is back. A stopped process
+    must fail its readiness probes within a shorter time."""
     review_s: sections.Period = 20.0
     """Delay before a lost plugin is probed again; doubled each time."""
     review_max_s: sections.Period = 120.0

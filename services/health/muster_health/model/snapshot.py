@@ -197,8 +197,8 @@ def _shorter(bad: Iterable[KnownFault]) -> tuple[KnownFault, ...]:
 def decode(value: bytes) -> Snapshot:
     """Return the saved state. Raises ValueError if it cannot be used, or is of another version.
 
-    It is also rejected if an alert in it cannot be published again: such an alert would end this
-    process after every restart.
+    The state is also rejected if one of its alerts cannot be published again: such an alert would
+    end this process after every restart.
     """
     try:
         stored = _DECODER.decode(value)

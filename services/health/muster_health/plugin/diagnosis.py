@@ -65,7 +65,7 @@ class Observations:
     """All evidence about a silent plugin.
 
     `is_subscribed` means that an unanswered probe had a subscriber. `cluster` is None if Kubernetes
-    did not answer, or was not queried (`has_cluster`). `healthy` is the last reported number of
+    did not answer, or was not queried (not `has_cluster`). `healthy` is the last reported number of
     Healthy devices by resource. `was_heard` means that we or a previous process received a sign of
     life.
     """

@@ -11,6 +11,8 @@
 | SPLIT_BRAIN  | two instances send heartbeats alternately                   | `degraded_s` (2) |
 | DEGRADED     | a health checker, its event loop or its heartbeats are late | `degraded_s`     |
 
+A plugin's repair time is `trouble_beats` intervals, at most `trouble_s` (`repair_s`).
+
 (1) The kubelet reports changed devices and new registrations only every 10 s. If the plugin's last
 change is longer ago, the node itself has changed, and the repair time applies.
 (2) A DaemonSet with `maxSurge` starts the new pod before it ends the old one.

@@ -53,7 +53,10 @@ class SelfReported:
     def observe(
         self, heartbeat: vocabulary.Heartbeat, order: liveness.HeartbeatOrder, now: float
     ) -> problems.Problem | None:
-        """Record the devices; return the worst problem. Lost streams are ignored while draining."""
+        """Record the devices; return the worst problem, or None.
+
+        While the plugin drains, for at most `maintenance_s`, nothing counts as a problem.
+        """
         self._record_devices(heartbeat, now)
         is_draining = heartbeat.phase is vocabulary.Phase.DRAINING
         if (is_draining or self._draining_since is not None) and self._drains(heartbeat, now):

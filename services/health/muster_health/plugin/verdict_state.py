@@ -125,7 +125,7 @@ class StandingVerdict:
 
 @dataclass(slots=True, eq=False)
 class Recovery:
-    """Counts good heartbeats after a plugin's return; at `due` it counts as recovered anyway."""
+    """Counts good heartbeats after a plugin's return; at `due` the plugin has recovered anyway."""
 
     settings: config.Detection
     good_heartbeats: int = 0
@@ -187,7 +187,7 @@ _NOT_LOST: Final = frozenset({State.UNKNOWN, State.HEALTHY, State.RECOVERING, St
 class VerdictState:
     """The state and the verdict of one plugin.
 
-    It reads `alive` and `reported`; the tracked plugin updates these first.
+    Its methods read `alive` and `reported`, which the tracked plugin updates first.
     """
 
     context: config.Context

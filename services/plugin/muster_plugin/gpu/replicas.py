@@ -22,7 +22,7 @@ _TEXT_MAX: Final = 2048
 
 
 class _Share(msgspec.Struct, frozen=True, kw_only=True):
-    """A device with its advertised name; `replicas` is empty if it is not shared."""
+    """A device with its advertised name; `replicas` is None if the device is not shared."""
 
     name: str
     original_name: str

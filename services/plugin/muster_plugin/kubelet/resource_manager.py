@@ -1,4 +1,4 @@
-"""Adapter: runs a device plugin for each resource; watches socket directories, to notice a restarted kubelet.
+"""Adapter: runs a plugin for each resource; watches sockets, to notice a restarted kubelet.
 
 The modules that serve a resource, and with them grpcio, are imported with the first resource. A
 plugin that only watches others does not import them.

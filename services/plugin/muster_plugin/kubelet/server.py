@@ -78,10 +78,11 @@ class Observer(Protocol):
     """The node, as a server uses it: it checks paths and is informed of allocations."""
 
     async def missing_paths(self, paths: Sequence[str]) -> str:
-        """Advertise that host paths are missing; return them as text, empty if none is missing.
+        """Return which host paths are missing, as text; empty if none is.
 
-        Raises TimeoutError after about a second. The kubelet sets no deadline, and while Allocate
-        hangs it does not admit any pod (1.36.2).
+        If any is missing, the kubelet first gets the new list of devices. Raises TimeoutError after
+        about a second. The kubelet sets no deadline, and while Allocate hangs it does not admit any
+        pod (1.36.2).
         """
 
     async def existing_paths(self, paths: Sequence[str]) -> frozenset[str]:
