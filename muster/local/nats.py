@@ -108,6 +108,10 @@ class NatsServer:
         self._process: asyncio.subprocess.Process | None = None
         self.log = directory / "nats.log"
         self.addresses: dict[str, str] = {}
+        self.settings: Path | None = None
+        """The file whose change is a reason to start the server sooner; there is none."""
+        self.error = ""
+        """What it printed last; it writes to its log instead."""
 
     async def __aenter__(self) -> Self:
         """Start the server."""

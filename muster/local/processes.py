@@ -18,8 +18,12 @@ from typing import Final
 
 import orjson
 
+from muster import escaping
+
 _UP_TIMEOUT_S: Final = 60.0
 _END_TIMEOUT_S: Final = 5.0
+_LAST_OUTPUT_S: Final = 1.0
+_SHOWN_MAX: Final = 300
 _LINE_BYTES_MAX: Final = 1024 * 1024
 _PR_SET_PDEATHSIG: Final = 1
 
@@ -102,6 +106,17 @@ class Process:
         """The last line that the program printed."""
         return self._last_lines[-1] if self._last_lines else "it printed nothing"
 
+    @property
+    def error(self) -> str:
+        """What the program printed last, for people; of a log line its event and its error."""
+        return _for_people(self._last_lines[-1]) if self._last_lines else ""
+
+    @property
+    def settings(self) -> Path | None:
+        """The settings file of the program."""
+        options = self.program.arguments
+        return Path(options[options.index("--config") + 1]) if "--config" in options else None
+
     async def start(self) -> None:
         """Start the program, and wait until it is ready. Raises ProgramFailed."""
         # other programs still use its previous address
@@ -141,9 +156,13 @@ class Process:
             raise ProgramFailed(f"{waited}: is the machine busy? Its last line: {self.last_line}")
 
     async def wait(self) -> int:
-        """Return the exit code once the process has ended."""
+        """Return the exit code once the process has ended, and its last output was read."""
         assert self._process is not None, f"{self.program.name} was not started"
-        return await self._process.wait()
+        code = await self._process.wait()
+        if self._reading:
+            # a child of the process may keep the pipes open
+            await asyncio.wait(self._reading, timeout=_LAST_OUTPUT_S)
+        return code
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal; nothing happens if the process has ended."""
@@ -196,3 +215,15 @@ class Process:
         if isinstance(message, dict) and message.get("event") == "listening":
             self.addresses = {k: str(v) for k, v in message.items()}
             self._listening.set()
+
+
+def _for_people(line: str) -> str:
+    """Return a line of output for people; of a JSON log line, its event and its error."""
+    try:
+        entry = orjson.loads(line)
+    except orjson.JSONDecodeError:
+        entry = None
+    if isinstance(entry, dict):
+        line = ": ".join(str(entry[key]) for key in ("event", "error") if entry.get(key))
+    shown = escaping.plain(line)
+    return shown if len(shown) <= _SHOWN_MAX else f"{shown[: _SHOWN_MAX - 1]}…"

@@ -1,20 +1,24 @@
 """Adapter: processes: restarts the programs of a stack, and records them after each change.
 
-A program that ends by itself is started again with a growing delay, as Kubernetes would. A program
-that is held (`running.hold`) stays ended until it is released.
+A program that ends by itself is started again with a growing delay, as Kubernetes would. The delay
+begins anew when a program ended without an error or has run for a while; a change of its settings
+file ends the delay. A program that is held (`running.hold`) stays ended until it is released.
 """
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from muster.local import nats, processes, running
 
 _RESTART_S: Final = (1.0, 30.0)
-_HELD_POLL_S: Final = 0.1
+_POLL_S: Final = 0.1
 
 Process = processes.Process | nats.NatsServer
+_Version = tuple[int, int, int] | None
 
 
 @dataclass(slots=True)
@@ -49,7 +53,8 @@ class Supervisor:
         program = self._programs[name] = _Supervised(process)
         self._changed()
         if restart:
-            task = asyncio.create_task(self._keep_running(name, program))
+            read = _version(process.settings)
+            task = asyncio.create_task(self._keep_running(name, program, read))
             self._restarters.append(task)
 
     def programs(self) -> tuple[running.Program, ...]:
@@ -72,20 +77,28 @@ class Supervisor:
             task.cancel()
         await asyncio.gather(*self._restarters, return_exceptions=True)
 
-    async def _keep_running(self, name: str, program: _Supervised) -> None:
+    async def _keep_running(self, name: str, program: _Supervised, read: _Version) -> None:
+        """Start the program whenever it has ended; `read` is the version of its settings."""
+        clock = asyncio.get_running_loop().time
         shortest_s, longest_s = _RESTART_S
-        delay_s = shortest_s
+        delay_s, began_at = shortest_s, clock()
         while True:
             code = await program.process.wait()
+            if code == 0 or clock() - began_at > longest_s:
+                delay_s = shortest_s
+            ended = f"ended with {code}"
             if self._is_held(name):
-                self._say(name, program, f"ended with {code}; kept from restarting")
+                self._say(name, program, f"{ended}; kept from restarting")
                 delay_s = shortest_s
             else:
-                self._say(name, program, f"ended with {code}; restarting in {delay_s:g} s")
-                await asyncio.sleep(delay_s)
-                delay_s = min(longest_s, delay_s * 2)
+                # a program that was killed printed nothing about it
+                why = f": {program.process.error}" if code > 0 and program.process.error else ""
+                self._say(name, program, f"{ended}{why}; restarting in {delay_s:g} s")
+                is_changed = await _changes(program.process.settings, read, within_s=delay_s)
+                delay_s = shortest_s if is_changed else min(longest_s, delay_s * 2)
             while self._is_held(name):  # noqa: ASYNC110  # another process changes this
-                await asyncio.sleep(_HELD_POLL_S)
+                await asyncio.sleep(_POLL_S)
+            read, began_at = _version(program.process.settings), clock()
             try:
                 await program.process.start()
             except (processes.ProgramFailed, nats.NatsUnavailable) as error:
@@ -100,3 +113,23 @@ class Supervisor:
         program.problem = problem
         self._changed()
         self._show(f"{name} {problem}")
+
+
+async def _changes(settings: Path | None, read: _Version, *, within_s: float) -> bool:
+    """Return once the settings differ from those that were read, or the time is over."""
+    try:
+        async with asyncio.timeout(within_s):
+            while _version(settings) == read:  # noqa: ASYNC110  # people change this
+                await asyncio.sleep(_POLL_S)
+    except TimeoutError:
+        return False
+    return True
+
+
+def _version(settings: Path | None) -> _Version:
+    """Return what changes when a file is written; None if there is no such file."""
+    with contextlib.suppress(OSError):
+        if settings is not None:
+            status = settings.stat()
+            return status.st_mtime_ns, status.st_size, status.st_ino
+    return None
