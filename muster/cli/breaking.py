@@ -127,11 +127,16 @@ def _break(record: running.Running, fault: faults.Fault, node: str | None) -> No
         running.add_fault(record, str(target))
     for step in plan.steps:
         _take(record, step)
-    undo = f"muster mend {target}" if plan.undoing else "not needed: muster repairs this itself"
+    watch, undo = plan.watch, f"muster mend {target}"
+    health = record.program("health")
+    if len(running.here()) > 1 and health is not None:
+        watch = faults.reaching(watch, health=health.http, nats_url=record.nats_url)
+        undo += f" --directory {record.directory}"
+    undo = undo if plan.undoing else "not needed: muster repairs this itself"
     output.show(
         f"broken  {target}: {plan.breaks}",
         f"see     {plan.seen}",
-        f"watch   {plan.watch}",
+        f"watch   {watch}",
         f"undo    {undo}",
     )
 

@@ -84,6 +84,8 @@ def doctor(
         lasts = texts.duration(within, longest=_LONGEST)
     except ValueError as error:
         return output.fail("doctor", f"--within: {error}")
+    if not (context or url or health):
+        _name_chosen()
     target = doctor_observer.Target(
         context=context,
         namespace=namespace,
@@ -105,6 +107,12 @@ def doctor(
     except doctor_bundle.Refused as error:
         return output.fail("doctor", f"--bundle: {error}")
     return code
+
+
+def _name_chosen() -> None:
+    """If several `muster up` are running, print which of them is checked."""
+    for _, nats_url in health.running_here()[:1]:
+        events.name_chosen("doctor", nats_url)
 
 
 async def _examine(

@@ -161,6 +161,16 @@ def plan(at: Target) -> Plan:
     return _plans(at.node or "NODE")[at.fault]
 
 
+def reaching(command: str, *, health: str, nats_url: str) -> str:
+    """Return a command that a plan names, with the addresses of one of several stacks."""
+    options = {
+        "why": f" --health {health}",
+        "events": f" --url {nats_url}",
+        "doctor": f" --health {health} --url {nats_url}",
+    }
+    return f"{command}{options[command.split()[1]]}"
+
+
 def _plans(node: str) -> dict[Fault, Plan]:
     plugin, kubelet, why = f"plugin-{node}", f"kubelet-{node}", f"muster why {node}"
     drop = Ask(kubelet, f"/drop-stream?resource={GPU}")

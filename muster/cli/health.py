@@ -59,7 +59,7 @@ def show_status(
         return output.fail("status", str(error), code=1)
     except ValueError as error:
         return output.fail("status", str(error))
-    events.name_chosen("status", nats_url)
+    _name_chosen("status", health, nats_url)
     now = datetime.now(UTC)
     silences = _silences("status", state.alerts, url or nats_url, now)
     if json:
@@ -99,6 +99,7 @@ def show_node(
         try:
             source, nats_url, state = fetch(health)
             now = datetime.now(UTC)
+            _name_chosen("why", health, nats_url)
             url = url or nats_url
         except ConnectionError as error:
             problems.append(str(error))
@@ -132,19 +133,24 @@ def show_node(
     return 1 if problems else 0
 
 
+def _name_chosen(command: str, address: str | None, nats_url: str | None) -> None:
+    """If no address was given and there are several `muster up`, print which of them is used."""
+    if not address:
+        events.name_chosen(command, nats_url)
+
+
 def fetch(address: str | None) -> tuple[str, str | None, health_state.State]:
     """Return the health service's address, NATS's address if it is known, and health's state.
 
+    Of a `muster up` of this user, NATS's address is known even if health's was given.
     Raises ConnectionError if nothing answers, and ValueError for an invalid address.
     """
-    named = (
-        [(health_client.check_address(part), None) for part in address.split(",")]
-        if address
-        else []
-    )
+    here = running_here()
+    parts = address.split(",") if address else []
+    named = [(url, dict(here).get(url)) for url in map(health_client.check_address, parts)]
     problem = _NO_HEALTH
     other: tuple[str, str | None, health_state.State] | None = None
-    for url, nats_url in named or running_here():
+    for url, nats_url in named or here:
         try:
             state = health_client.read_state(url)
         except ConnectionError as error:

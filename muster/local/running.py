@@ -95,7 +95,8 @@ def here() -> list[Running]:
             if not _is_left_over(directory):
                 with (directory / RECORD).open("rb") as file:
                     record = msgspec.json.decode(file.read(_BYTES_MAX), type=Running)
-                records.append((directory.stat().st_ctime, record))
+                # the lock is written once, when the stack starts
+                records.append(((directory / _LOCK).stat().st_mtime, record))
     return [record for _, record in sorted(records, key=lambda pair: pair[0], reverse=True)]
 
 

@@ -77,3 +77,17 @@ def test_the_documents_list_every_fault_with_what_is_seen_first() -> None:
         shown = line.split("|")[3].strip().partition(" ")[0].strip("`")
         seen = faults.plan(faults.Target(fault)).seen
         assert shown in seen or shown == "health_silent", fault
+
+
+def test_a_command_reaches_one_of_several_stacks_with_its_addresses() -> None:
+    health, nats_url = "http://127.0.0.1:1", "nats://127.0.0.1:2"
+    assert {
+        plan.watch: faults.reaching(plan.watch, health=health, nats_url=nats_url)
+        for plan in (faults.plan(faults.Target(fault, "n")) for fault in faults.Fault)
+    } == {
+        "muster why n": "muster why n --health http://127.0.0.1:1",
+        "muster events --node n --since 1m": (
+            "muster events --node n --since 1m --url nats://127.0.0.1:2"
+        ),
+        "muster doctor": "muster doctor --health http://127.0.0.1:1 --url nats://127.0.0.1:2",
+    }

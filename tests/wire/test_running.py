@@ -97,6 +97,18 @@ def test_of_several_stacks_the_used_one_is_named(capsys: pytest.CaptureFixture[s
     os.close(second_lock)
 
 
+def test_the_newest_stack_is_that_which_was_started_last() -> None:
+    first, first_lock = running.claim()
+    second, second_lock = running.claim()
+    os.utime(first / "lock", (1, 1))
+    recorded(second)
+    # a program of the older stack has ended
+    recorded(first)
+    assert [stack.directory for stack in running.here()] == [str(second), str(first)]
+    os.close(first_lock)
+    os.close(second_lock)
+
+
 def test_a_held_program_is_held_until_it_is_released() -> None:
     directory, lock = running.claim()
     record = recorded(directory)

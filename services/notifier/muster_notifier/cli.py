@@ -146,6 +146,7 @@ def _settings_here() -> Path:
     here = local_running.here()
     if not here:
         raise ValueError(_NO_SETTINGS)
+    events.name_chosen(_NAME, here[0].nats_url)
     return Path(here[0].directory, "notifier.yaml")
 
 
