@@ -138,10 +138,10 @@ def _open_missing_streams() -> None:
 
 
 class _Escaped(io.TextIOWrapper):
-    """Standard error with control characters escaped, because tracebacks quote any text."""
+    """Standard error; replaces control characters (`escaping.plain`): tracebacks quote any text."""
 
     def write(self, text: str) -> int:
-        """Write a text, escaped."""
+        """Write a text without control characters; line feeds and tabs remain."""
         super().write(escaping.plain(text, keep="\n\t"))
         return len(text)
 

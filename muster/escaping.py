@@ -2,7 +2,7 @@
 
 Unprintable characters are control characters (C0, DEL and C1), line separators, lone surrogates,
 and invisible format characters such as those that reverse the direction of a text. Everything that
-a command prints or a service logs is escaped here, because names and texts come from plugins,
+a command prints or a service logs passes through here, because names and texts come from plugins,
 drivers and files.
 """
 
@@ -20,7 +20,7 @@ _16_BITS: Final = 0xFFFF
 
 
 def plain(text: str, *, keep: str = "") -> str:
-    """Return the text with every unprintable character escaped, except those in `keep`."""
+    """Return the text with U+FFFD for each unprintable character, except those in `keep`."""
 
     def replaced(match: re.Match[str]) -> str:
         return match[0] if match[0].isprintable() or match[0] in keep else _REPLACED

@@ -1,4 +1,4 @@
-"""Pure: label matchers in Alertmanager's syntax, and silences, which are sets of matchers.
+"""Pure: label matchers in Alertmanager's syntax, and silences: matchers that apply for a time.
 
 A matcher has the form `severity="critical"` or `node=~"gpu-.*"`; a missing label is empty. Regular
 expressions match whole values, as in Alertmanager (prometheus/alertmanager pkg/labels/matcher.go).

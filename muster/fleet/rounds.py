@@ -37,7 +37,7 @@ class Rounds:
         self.is_wanted = True
 
     def receive_page(self, following: str) -> None:
-        """Record that a page was read, and the name with which the next one begins."""
+        """Record that a page was read; `following` is its last node, empty after the last page."""
         self._after = following
         self._is_fast = self._is_fast and bool(following)
 

@@ -23,7 +23,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     nodes_short: int
     """How many nodes offer less than they advertise."""
     nodes_with_fewer: int
-    """The same, with those whose plugin does not work at present."""
+    """`nodes_short`, and the nodes whose plugin does not work at present."""
 
 
 def of_plugin(plugin: health_state.Plugin, resource: str) -> str:

@@ -22,7 +22,7 @@ _NAME: Final = "app.kubernetes.io/name"
 _RECENT: Final = timedelta(hours=1)
 _PASSWORD: Final = re.compile(r"[A-Za-z0-9_.~-]+")
 _TLS: Final = "-nats-tls"
-"""The name of NATS' certificate ends with this suffix; it begins with the prefix of all names."""
+"""The name of the Secret with NATS' certificate is the prefix of all muster's names and this."""
 _SETTINGS: Final = "configuration"
 _RECEIVERS: Final = "receivers"
 """Volumes of the notifier: its settings, and the Secret of receivers."""
@@ -285,7 +285,7 @@ def login(nats: Pod, role: Role) -> Login:
     """Return how a role logs on, derived from the pod of a NATS server.
 
     In `minimal`, the server's environment refers to each role's password. `production` uses
-    credentials only; the cluster may have them in a Secret with this name.
+    credentials only; if the cluster has them, the Secret has the returned name.
     """
     secrets = [volume.secret.secret_name for volume in nats.spec.volumes or () if volume.secret]
     names = [name.removesuffix(_TLS) for name in secrets if name.endswith(_TLS)]

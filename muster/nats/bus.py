@@ -103,7 +103,7 @@ class Bus:
         self._queued.set()
 
     async def flush(self, timeout_s: float) -> bool:
-        """Wait until every queued event is in its stream; return False after the timeout."""
+        """Wait until every queued event was stored or refused; return False after the timeout."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._idle.wait()
@@ -118,9 +118,10 @@ class Bus:
     ) -> bool:
         """Publish an event and wait, without a time limit, until its stream has stored it.
 
-        Pass `event_id` if the fact has its own identity, so that a restarted producer repeats the
-        event with the same id. `is_leader` is called before every attempt; once it returns False,
-        this function stops and returns False.
+        An event that the server refuses is logged and dropped. Pass `event_id` if the fact has its
+        own identity, so that a restarted producer repeats the event with the same id. `is_leader`
+        is called before every attempt; once it returns False, this function stops and returns
+        False.
         """
         return await self._publish(event, next(self._sequence), event_id, is_leader)
 

@@ -32,7 +32,7 @@ _NOISY_PERIODS: Final = 3
 """A node is noisy after it has exceeded its budget in this many consecutive periods."""
 _DISCOVER_S: Final = 0.05
 _DISCOVER_LONG_S: Final = 10.0
-"""Twice the usual heartbeat interval: by then, every known node has sent a heartbeat."""
+"""Twice the usual heartbeat interval: by then, every node has sent a heartbeat."""
 _SENDERS_MAX: Final = 8
 _OVERLAP_S: Final = 0.2
 """Far longer than a busy server takes to deliver a message to the subscriptions it has matched."""

@@ -1,7 +1,7 @@
 """Adapter: NATS: a lock with expiry that elects one of several processes as leader.
 
 The lock is a key that expires unless it is renewed, and only the process that wrote it last can
-renew it. The term is counted from before the request that renewed the lock, so that the holder
+renew it. The holder measures the expiry from before it sent the request for renewal, so that it
 stops acting before another process can acquire the lock. A process that was suspended notices the
 expiry when it next calls `term`.
 

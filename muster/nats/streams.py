@@ -193,7 +193,7 @@ class Claimed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """The usage of a stream, or of a bucket's stream; `away` are replicas that are behind."""
+    """The usage of a stream or a bucket's stream; `away`: replicas that are offline or behind."""
 
     name: str
     stored_bytes: int
@@ -204,7 +204,7 @@ class Usage:
 
     @property
     def share(self) -> float:
-        """Return the share in use; even below 1.0, a message that does not fit is refused."""
+        """Return the share in use; below 1.0 a message can already be too large for the rest."""
         return self.stored_bytes / self.bytes_max if self.bytes_max > 0 else 0.0
 
     @property

@@ -3,8 +3,7 @@
 The plugin runs on every node, so it must use little memory: modules that its packages load but
 never use are not imported. After the registration, with the bus imported, its resident memory is
 64.4 MiB without these tricks and 47.6 MiB with them (CPython 3.11, x86-64, all extras installed).
-Each trick
-saves:
+This is what each trick saves:
 
     nats-py finds no aiohttp, which it needs for WebSockets only                  | 13.2 MiB
     OpenSSL is loaded when TLS is first used: `ssl` lazily, hashlib without it,   |  5.7 MiB

@@ -1,8 +1,8 @@
 """Adapter: import tricks that shorten the start of every process of muster.
 
 They take effect only if this module is imported before all others. Of the 0.65 s of processor time
-that the labeler needs for its imports (CPython 3.11, x86-64, all extras installed), they save 0.25
-s:
+that the labeler needs for its imports (CPython 3.11, x86-64, all extras installed), they save
+0.25 s:
 
     no garbage collection during imports, nor of imported objects: none is garbage | 0.18 s
     structlog finds no rich and no console, because logs are not written for them  | 0.07 s

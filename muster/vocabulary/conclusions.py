@@ -1,4 +1,4 @@
-"""Pure: the central services' events: labels, verdicts, alerts, watchdog, notifications."""
+"""Pure: the central services' events: labels, verdicts, alerts, notifications, audit."""
 
 import enum
 from collections.abc import Mapping

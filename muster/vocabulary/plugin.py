@@ -127,7 +127,8 @@ class Device(facts.Struct, frozen=True, kw_only=True):
     """A schedulable unit as the kubelet sees it. `reason` explains why it is not Healthy.
 
     `physical` is the uuid of the GPU or MIG device behind it, the same for all its replicas; empty
-    for anything else. It represents `count` units that differ only in their ids; `id` is the first.
+    for anything else. One Device stands for `count` units that differ only in their ids; `id` is
+    the first.
     """
 
     id: facts.DeviceId
@@ -182,7 +183,7 @@ class PluginStopping(facts.PluginEvent, frozen=True, kw_only=True):
 
 
 class InventoryReported(facts.PluginEvent, frozen=True, kw_only=True):
-    """All devices of a node: at start, after every (re)connect, periodically and on request.
+    """All devices of a node; published at start, after every (re)connect, and periodically.
 
     A long inventory is published in `pages` messages: each has the next part of `devices`,
     `resources`, `fuse_mounts`, and of the lists in `gpus`. Pages of the same `instance` and

@@ -56,7 +56,7 @@ ADDED: Final = (Role.CONSOLE,)
 """Roles that the first version did not have; an older installation gets a key for each."""
 ANSWER: Final = "answer"
 CHANGEABLE: Final = (ANSWER, *Role)
-"""The keys in daily use; they are signed by the other keys."""
+"""The keys in daily use, each of which can be replaced: the accounts name them."""
 KINDS: Final[Mapping[str, nkeys.Kind]] = {
     "operator": nkeys.Kind.OPERATOR,
     "system": nkeys.Kind.ACCOUNT,
@@ -72,7 +72,7 @@ KINDS: Final[Mapping[str, nkeys.Kind]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Keys:
-    """The keys of the accounts: four signing keys, and the public keys that accounts name."""
+    """The key pairs of the operator and the accounts, and the public keys that accounts name."""
 
     operator: nkeys.Key
     system: nkeys.Key

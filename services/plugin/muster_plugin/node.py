@@ -158,10 +158,7 @@ class Node:
     # Called by resource plugins
 
     async def missing_paths(self, paths: Sequence[str]) -> str:
-        """Return which host paths are missing, as text; empty if none is.
-
-        If any is missing, the devices are scanned first, so that the kubelet gets the new list.
-        """
+        """Return which host paths are missing, as text; if any, first scan the devices again."""
         gone = await self._host_paths.missing(paths)
         if not gone:
             return ""

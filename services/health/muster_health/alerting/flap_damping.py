@@ -45,7 +45,7 @@ class FlapDamping:
 
     @property
     def hold_s(self) -> float:
-        """Return how much longer than usual the plugin must stay healthy."""
+        """Return how long it must stay healthy; 0 after one failure: the usual time is enough."""
         settings = self.settings
         holds = pacing.Backoff(first_s=settings.hold_s, max_s=settings.hold_max_s)
         return holds.delay_s(self.level - 1)
