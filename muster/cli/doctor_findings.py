@@ -104,7 +104,10 @@ def evaluate(observed: Observations, commands: Commands, now: datetime) -> list[
         ),
         (
             Check.RECEIVERS,
-            _if_observed(observed.receivers, lambda names: _receivers(names, commands)),
+            _if_observed(
+                observed.receivers,
+                lambda names: _receivers(names, commands, leads=_has_notifier(observed)),
+            ),
         ),
         (
             Check.CONFIGURATION,
@@ -354,11 +357,19 @@ def _certificates(ends: Mapping[str, datetime], now: datetime) -> Answer:
     return level, wording.listed(texts), _runbook("nats_down")
 
 
-def _receivers(receivers: Receivers | None, commands: Commands) -> Answer:
+def _has_notifier(observed: Observations) -> bool:
+    """Return whether a notifier leads, or that is unknown."""
+    leaders = observed.leaders
+    return isinstance(leaders, NotSeen) or leaders.get("notifier") is not None
+
+
+def _receivers(receivers: Receivers | None, commands: Commands, *, leads: bool) -> Answer:
     logs = commands.in_cluster("logs deployment/muster-notifier --tail=50")
     runbook = _runbook("notifier_cannot_deliver")
     if receivers is None:
         return Level.FAIL, "no notifier has published its receivers", _steps(logs, runbook)
+    if not leads:
+        return Level.FAIL, "no notifier leads, so nobody is notified", _steps(logs, runbook)
     if set(receivers.kinds.values()) <= {vocabulary.CONSOLE}:
         step = "notify setup slack" if commands.kubectl else "notify setup --help"
         return Level.WARN, vocabulary.NOBODY_NOTIFIED, f"{commands.muster} {step}"

@@ -8,6 +8,8 @@ from muster.cli import texts
 
 PERIODIC: Final = (vocabulary.InventoryReported, vocabulary.WatchdogTicked)
 """Events that are repeated periodically, even without a change."""
+TEST_GROUP: Final = '{}:{kind="test",at='
+"""How the group of a test message begins."""
 _LISTED_MAX: Final = 5
 _LINE_MAX: Final = 400
 
@@ -67,8 +69,10 @@ def _report_text(event: codec.CloudEvent) -> str:
             text = f"{event.type} {values or 'none'}: {change.reason}"
         case vocabulary.NotificationEvent() as change:
             counted = f"{len(change.firing)} firing, {len(change.resolved)} resolved"
+            about = f"{counted} ({change.reason})"
+            about = "test message" if change.group.startswith(TEST_GROUP) else about
             end = getattr(change, "error", "") or getattr(change, "answer", "")
-            text = f"{event.type} {change.receiver}: {counted} ({change.reason}) {end}"
+            text = f"{event.type} {change.receiver}: {about} {end}"
         case vocabulary.OperatorActed() as acted:
             what = f"{acted.actor}: {acted.act} {acted.target} {acted.outcome}"
             more = "; ".join(filter(None, (acted.about, acted.reason)))

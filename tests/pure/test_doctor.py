@@ -491,6 +491,11 @@ ROWS: Final = [
         (Level.FAIL, "no notifier has published its receivers", NOTIFIER_LOGS),
     ),
     (
+        Check.RECEIVERS,
+        {"leaders": {"health": Leader("pod-a", NOW), "notifier": None}},
+        (Level.FAIL, "no notifier leads, so nobody is notified", NOTIFIER_LOGS),
+    ),
+    (
         Check.CONFIGURATION,
         {"refused": {"node-a device-plugin": "resources: unknown field"}},
         (

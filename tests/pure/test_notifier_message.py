@@ -14,6 +14,7 @@ from muster_notifier.routing import notifications
 from muster_notifier.routing.notifications import Notification
 
 T0 = dt.datetime(2026, 1, 1, 12, 0, 0, tzinfo=dt.UTC)
+MUTING = "device=GPU-1 kind=stuck node=node-a --duration 2h --comment WHY"
 
 
 def alert(
@@ -89,7 +90,7 @@ def test_a_message_says_what_where_since_when_why_who_is_hit_and_what_to_do() ->
         "pods that use it: ml/train-0, ml/train-1",
         "health: silent for 2.6 s",
         "look closer: muster why node-a",
-        "silence: muster silence add kind=stuck node=node-a --duration 2h --comment WHY",
+        f"silence: muster silence add {MUTING}",
         "runbook: https://runbooks.example/stuck",
     ]
 
@@ -100,11 +101,10 @@ def test_commands_of_a_message_from_a_cluster_name_a_cluster() -> None:
     fires = msgspec.structs.replace(alert(), advice=advice)
     sent = notification(firing=(fires,))
     words = message.Composer(in_cluster=True).compose(sent)
-    muting = "kind=stuck node=node-a --duration 2h --comment WHY"
     assert words.body.splitlines()[2:] == [
         f"what to do: {named} dlq list; once the receiver works: {named} dlq replay all; see {log}",
         f"look closer: {named} why node-a",
-        f"silence: {named} silence add {muting}",
+        f"silence: {named} silence add {MUTING}",
     ]
 
 
@@ -121,6 +121,27 @@ def test_a_test_message_names_no_impact_and_suggests_nothing(*, by_helm: bool, o
     assert words.title == f"TEST, nothing is wrong: {ended}this is a test message"
     assert not any("muster " in line for line in words.text.splitlines())
     assert words.links == (() if over else ("https://runbooks.example/stuck",))
+
+
+@pytest.mark.parametrize(
+    ("devices", "matchers"),
+    [
+        ([("GPU-1",), ("GPU-1",)], "device=GPU-1 kind=stuck node=node-a"),
+        ([("/dev/ttyUSB0",)], "device=/dev/ttyUSB0 kind=stuck node=node-a"),
+        ([("GPU-1",), ("GPU-2",)], "kind=stuck node=node-a"),
+        ([("GPU-1", "GPU-2")], "kind=stuck node=node-a"),
+        ([()], "kind=stuck node=node-a"),
+    ],
+)
+def test_a_silence_names_the_device_only_if_all_alerts_are_about_it(
+    devices: list[tuple[str, ...]], matchers: str
+) -> None:
+    fires = tuple(
+        msgspec.structs.replace(alert(f"{number:016x}"), devices=names)
+        for number, names in enumerate(devices)
+    )
+    command = f"muster silence add {matchers} --duration 2h --comment WHY"
+    assert message.silence(notification(firing=fires)) == command
 
 
 def test_of_several_alerts_the_title_counts_and_the_text_names_each() -> None:
@@ -144,7 +165,7 @@ def test_of_several_alerts_the_title_counts_and_the_text_names_each() -> None:
         "- resolved after 2 min: node-a: fell silent",
         f"  critical from 2026-01-01 12:00:00 UTC to 2026-01-01 12:02:00 UTC: {where}",
         "look closer: muster why node-a",
-        "silence: muster silence add kind=stuck node=node-a --duration 2h --comment WHY",
+        f"silence: muster silence add {MUTING}",
         "runbook: https://runbooks.example/stuck",
     ]
 

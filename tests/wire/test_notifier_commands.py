@@ -217,6 +217,23 @@ def test_what_an_alert_would_meet_is_explained(tmp_path: pathlib.Path) -> None:
             code, out, _ = await muster(url, *info, "--offline")
             log_alone = "notified   nobody: its only receiver is the notifier's log"
             assert (code, out.splitlines()[-1]) == (1, log_alone)
+            everybody = settings | {"default_receivers": ["ops", "pager"]}
+            file.write_bytes(orjson.dumps(everybody))
+            code, out, _ = await muster(url, *info, "--offline")
+            assert (code, out.splitlines()[-2:]) == (
+                0,
+                ["  notifies ops (log), pager", "notified   pager"],
+            )
+            stuk = ("notify", "explain", "--config", str(file), "--labels", "kind=stuk")
+            code, out, _ = await muster(url, *stuk, "--offline")
+            assert (code, out.splitlines()) == (
+                1,
+                [
+                    'alert      {alertname="stuk",kind="stuk"}',
+                    "note       no kind is called stuk; did you mean stuck?",
+                    "notified   nobody: no alert has these labels",
+                ],
+            )
             file.write_bytes(orjson.dumps(settings | {"default_receivers": []}))
             code, out, _ = await muster(url, *info, "--offline")
             assert (code, out.splitlines()[-1]) == (1, "notified   nobody: no route has a receiver")

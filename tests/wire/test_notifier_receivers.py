@@ -364,6 +364,42 @@ def test_a_server_that_repeats_what_it_was_sent_gets_no_secret_into_our_result(
     play(story)
 
 
+@pytest.mark.parametrize(
+    ("url", "text", "shown"),
+    [
+        ("https://h.example/T/B/x1", "POST https://h.example/T/B/x1", "https://h.example/(secret)"),
+        ("https://h.example/T/B/x1", "POST h.example/T/B/x1", "h.example/(secret)"),
+        ("https://ann:pass1@h.example/t", "POST https://ann:pass1@h.example/t", None),
+        ("https://ann:pass1@h.example/token", "to ann:pass1", "to (secret)"),
+        ("tgram://123456:token/42", "at tgram://123456:token/42", "at (secret)"),
+    ],
+)
+def test_of_a_secret_url_only_scheme_and_host_are_shown(
+    tmp_path: pathlib.Path, url: str, text: str, shown: str | None
+) -> None:
+    reader = files.SecretReader()
+    reader.read(secret(tmp_path, url))
+    expected = shown or "https://h.example/(secret)"
+    assert reader.mask(text).removeprefix("POST ") == expected
+
+
+@pytest.mark.parametrize("way", ["slack", "teams"])
+def test_a_secret_that_is_no_url_is_refused_with_its_file(tmp_path: pathlib.Path, way: str) -> None:
+    where = secret(tmp_path, "xoxb-token")
+    receiver = {
+        "slack": receiver_settings.Receiver(
+            name="ops", slack=receiver_settings.Slack(webhook_from=where)
+        ),
+        "teams": receiver_settings.Receiver(
+            name="ops", teams=receiver_settings.Teams(url_from=where)
+        ),
+    }[way]
+    expected = f"receiver ops: {where.file}: expected a URL such as https://host/path"
+    with pytest.raises(factory.Unusable) as caught:
+        factory.make(receiver, schema.Settings())
+    assert str(caught.value) == expected
+
+
 def test_teams_gets_a_card_that_is_small_enough() -> None:
     async def story(server: Fake) -> None:
         server.answer(202)

@@ -10,6 +10,8 @@ from typing import Final
 import orjson
 import pytest
 
+from muster import codec, vocabulary
+from muster.cli import event_texts
 from muster.local import processes, webhook
 from muster.nats import bus, consumers, storage, streams
 from muster_notifier import running, sample_message
@@ -115,6 +117,48 @@ async def others(hook: webhook.WebhookReceiver) -> None:
     assert await tested("pager", 0) == ["answered: accepted: HTTP 200"] * 2
     actions = [orjson.loads(each.body)["event_action"] for each in hook.received()[count:]]
     assert actions == ["trigger", "resolve"]
+
+
+def test_what_the_notifier_itself_refuses_to_send_has_no_answer() -> None:
+    outcome = results.Outcome.RATE_LIMITED
+    detail = "not sent: the receiver has just been tested; wait 5 s"
+    answer = Attempt([], outcome.kind, outcome, detail, None).answer
+    expected = "not sent: temporary (rate_limited): the receiver has just been tested; wait 5 s"
+    assert answer == expected
+
+
+def test_an_event_of_a_test_says_that_it_is_one() -> None:
+    sent: list[notifications.Notification] = []
+
+    async def deliver(notification: notifications.Notification) -> Attempt:
+        sent.append(notification)
+        return Attempt([], results.Kind.REFUSED, results.Outcome.NOT_FOUND, "HTTP 404", None)
+
+    asyncio.run(sample_message.send_by(deliver, "ops", "slack", at=T0))
+    failed = vocabulary.NotificationFailed(
+        node=vocabulary.FLEET,
+        at=T0,
+        receiver="ops",
+        group=sent[0].group,
+        reason=sent[0].reason,
+        firing=sent[0].firing_ids,
+        resolved=(),
+        attempts=1,
+        outcome="not_found",
+        error="HTTP 404",
+    )
+    event = codec.CloudEvent(
+        id="1",
+        source="/services/notifier",
+        type=failed.TYPE,
+        time=T0,
+        instance="i",
+        sequence=1,
+        boot="",
+        data=failed,
+    )
+    text = "notification.failed ops: test message HTTP 404"
+    assert event_texts.change_text(event) == text
 
 
 def test_the_message_that_resolves_a_test_is_no_repeat_of_the_first() -> None:

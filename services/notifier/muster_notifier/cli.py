@@ -226,6 +226,8 @@ class _Matched(msgspec.Struct, frozen=True):
     group: str
     timing: routes.Timing
     receivers: tuple[str, ...]
+    logs: tuple[str, ...]
+    """The receivers that are only the notifier's log."""
     muted: muting.Muted | None
 
     def lines(self) -> list[str]:
@@ -234,11 +236,12 @@ class _Matched(msgspec.Struct, frozen=True):
             f"first after {timing.group_wait_s:g} s, changes every {timing.group_interval_s:g} s, "
             f"reminders every {timing.repeat_interval_s:g} s"
         )
+        names = [f"{name} (log)" if name in self.logs else name for name in self.receivers]
         lines = [
             f"route      {self.route}",
             f"  group    {self.group}",
             f"  times    {times}",
-            f"  notifies {', '.join(self.receivers) or 'nobody'}",
+            f"  notifies {', '.join(names) or 'nobody'}",
         ]
         return [*lines, f"  muted    {_muted(self.muted)}"] if self.muted else lines
 
@@ -314,30 +317,36 @@ def _explained(
 ) -> _Explanation:
     at = datetime.now(UTC)
     equal = matching.Operator.EQUAL
-    conditions = [matching.Matcher(name, equal, labels[name]) for name in sorted(labels)]
+    # `alertname` equals `kind`
+    asked = sorted(labels.keys() - {"alertname"} if "kind" in labels else labels)
+    conditions = [matching.Matcher(name, equal, labels[name]) for name in asked]
+    kinds = {receiver.name: receiver.way for receiver in configured.receivers}
     matched = [
         _Matched(
             route=route.key,
             group=routes.format_labels(routes.select_labels(labels, route.group_by)),
             timing=route.timing,
             receivers=route.receivers,
+            logs=tuple(name for name in route.receivers if kinds[name] == vocabulary.CONSOLE),
             muted=mutes.route_muted_by(route, at),
         )
         for route in schema.route_tree(configured).find(labels)
     ]
     muted = mutes.muted_by(labels, at)
     unmuted = dict.fromkeys(name for each in matched if not each.muted for name in each.receivers)
-    kinds = {receiver.name: receiver.way for receiver in configured.receivers}
+    doubts = [doubt for doubt in map(matching.doubt, conditions) if doubt]
     people = tuple(name for name in unmuted if kinds[name] != vocabulary.CONSOLE)
     return _Explanation(
         alert=routes.format_labels(labels),
-        notes=[doubt for doubt in map(matching.doubt, conditions) if doubt],
-        routes=matched,
+        notes=doubts,
+        routes=[] if doubts else matched,
         owners=configured.owners.receivers,
         owners_group=routes.format_labels(routes.select_labels(labels, configured.owners.group_by)),
         muted=muted,
-        notified=() if muted else people,
-        why_nobody=_why_nobody(matched, unmuted, is_muted=muted is not None),
+        notified=() if muted or doubts else people,
+        why_nobody="no alert has these labels"
+        if doubts
+        else _why_nobody(matched, unmuted, is_muted=muted is not None),
     )
 
 

@@ -233,7 +233,7 @@ def _validated(plan: setup_plan.Plan, place: Path) -> schema.Settings:
     settings = schema.Settings()
     content = directory.read(place, settings)
     if content.refused:
-        raise _Unusable("; ".join(content.refused.values()))
+        raise _Unusable("; ".join(content.refused.values()).replace(f"{place}/", ""))
     return schema.with_receivers(settings, content.receivers)
 
 

@@ -8,9 +8,9 @@ import msgspec
 
 import muster
 from muster import vocabulary
-from muster.cli import output
+from muster.cli import event_texts, output
 from muster_notifier.config import receiver_settings, schema
-from muster_notifier.delivery import dead_letters
+from muster_notifier.delivery import dead_letters, queue
 from muster_notifier.receivers import endpoint, factory, results
 from muster_notifier.routing import notifications
 
@@ -41,8 +41,10 @@ class Attempt(msgspec.Struct, frozen=True):
         """Return what the receiver answered, or why it was not reached."""
         retry = f"; retry after {self.retry_after_s:g} s" if self.retry_after_s else ""
         outcome = "" if self.kind is results.Kind.ACCEPTED else f" ({self.outcome})"
-        words = "not sent" if self.outcome in _NOT_REACHED else "answered"
-        return f"{words}: {self.kind}{outcome}: {self.detail}{retry}"
+        detail = self.detail.removeprefix(queue.NOT_SENT)
+        is_sent = self.outcome not in _NOT_REACHED and detail == self.detail
+        words = "answered" if is_sent else "not sent"
+        return f"{words}: {self.kind}{outcome}: {detail}{retry}"
 
     def lines(self) -> list[str]:
         """Return the requests and the answer for people."""
@@ -105,7 +107,7 @@ def _example(receiver: str, *, at: datetime) -> notifications.Notification:
         severity=vocabulary.Severity.INFO,
         state=vocabulary.AlertState.FIRING,
         fingerprint="0" * 16,
-        summary="this is a test message from muster notify test",
+        summary="this is a test message from muster notify",
         starts_at=at,
         evidence=(vocabulary.Evidence(source="muster", observed="somebody requested a test"),),
         runbook=f"{muster.RUNBOOKS_URL}index.html",
@@ -113,7 +115,7 @@ def _example(receiver: str, *, at: datetime) -> notifications.Notification:
     notification = notifications.create(
         after=at.isoformat(),
         receiver=receiver,
-        group=f'{{}}:{{kind="test",at="{at.isoformat()}"}}',
+        group=f'{event_texts.TEST_GROUP}"{at.isoformat()}"}}',
         labels={"kind": "test"},
         reason=vocabulary.NotificationReason.FIRST,
         firing=[alert],

@@ -3,7 +3,7 @@
 import functools
 import os
 import urllib.parse
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,6 +19,8 @@ from muster_notifier.config import (
 
 PREFIX: Final = "MUSTER_NOTIFIER"
 _SECRET_BYTES_MAX: Final = 1024 * 1024
+_HIDDEN: Final = "(secret)"
+_SCHEMES: Final = ("http", "https")
 _MASKED_MIN: Final = 6
 """The minimum length of a masked secret; shorter values occur in many texts by chance."""
 
@@ -122,13 +124,29 @@ class SecretReader:
         return value
 
     def mask(self, text: str) -> str:
-        """Return the text with secrets masked; URLs keep only scheme and host."""
-        paths = [value.partition("://")[2].partition("/")[2] for value in self._read]
-        decoded = [urllib.parse.unquote(path) for path in paths]
-        hidden = {value for value in (*self._read, *paths, *decoded) if len(value) >= _MASKED_MIN}
-        for value in sorted(hidden, key=len, reverse=True):
-            text = text.replace(value, "(secret)")
+        """Return the text with secrets masked; http URLs keep only scheme and host."""
+        shown = dict(part for value in self._read for part in _masked(value))
+        for value in sorted(shown, key=len, reverse=True):
+            if len(value) >= _MASKED_MIN:
+                text = text.replace(value, shown[value])
         return text
+
+
+def _masked(value: str) -> Iterator[tuple[str, str]]:
+    """Yield a secret and the secret parts of a URL, each with the text to show instead."""
+    scheme, _, rest = value.partition("://")
+    place, _, path = rest.partition("/")
+    login, _, host = place.rpartition("@")
+    yield value, f"{scheme}://{host}/{_HIDDEN}" if scheme in _SCHEMES and path else _HIDDEN
+    for part in (path, urllib.parse.unquote(path), login):
+        yield part, _HIDDEN
+
+
+def place(where: receiver_settings.Secret) -> str:
+    """Return where a secret is, for people."""
+    if where.env is not None:
+        return f"the variable {where.env}"
+    return f"{where.file}{': ' + where.at if where.at else ''}"
 
 
 def secret(where: receiver_settings.Secret) -> str:
@@ -148,7 +166,7 @@ def secret(where: receiver_settings.Secret) -> str:
     except UnicodeDecodeError:
         raise NoSecret(f"{where.file}: no text") from None
     if not value:
-        raise NoSecret(f"{where.file}{': ' + where.at if where.at else ''}: empty")
+        raise NoSecret(f"{place(where)}: empty")
     return value
 
 

@@ -37,9 +37,11 @@ UNKNOWN_S: Final = (30.0, 120.0, 600.0, 3600.0)
 """Delays before a message that may have arrived is resent to a receiver that shows duplicates."""
 
 _SLOW_PER_S: Final = 10.0
+NOT_SENT: Final = "not sent: "
+"""How the detail of a result begins if the notifier itself did not send the message."""
 _TESTED: Final = results.Result(
     results.Outcome.RATE_LIMITED,
-    f"not sent: the receiver has just been tested; wait {TEST_EVERY_S} s",
+    f"{NOT_SENT}the receiver has just been tested; wait {TEST_EVERY_S} s",
 )
 
 

@@ -70,7 +70,7 @@ def _slack_link(link: str) -> str:
 def _link_name(link: str) -> str:
     """Return the text of a link to a runbook: `runbook of stuck`."""
     name = link.rpartition("/")[2].partition(".")[0].partition("#")[0]
-    if name == "README":
+    if name in {"README", "index"}:
         return "all runbooks"
     return f"runbook of {name}" if name.replace("_", "").isalnum() else "runbook"
 

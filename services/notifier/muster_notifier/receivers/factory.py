@@ -99,11 +99,27 @@ def make_endpoint(address: receiver_settings.Address) -> endpoint.Endpoint:
 
 
 def _endpoint(address: receiver_settings.Address, reader: files.SecretReader) -> endpoint.Endpoint:
-    url = address.url
-    if url is None:
-        assert address.url_from is not None, "an address has url or url_from"
-        url = reader.read(address.url_from)
-    return endpoint.Endpoint(url, timeout_s=address.timeout_s, reach=address.reach)
+    if address.url is not None:
+        return endpoint.Endpoint(address.url, timeout_s=address.timeout_s, reach=address.reach)
+    assert address.url_from is not None, "an address has url or url_from"
+    return _secret_endpoint(
+        address.url_from, reader, timeout_s=address.timeout_s, reach=address.reach
+    )
+
+
+def _secret_endpoint(
+    where: receiver_settings.Secret,
+    reader: files.SecretReader,
+    *,
+    timeout_s: float,
+    reach: receiver_settings.Reach,
+) -> endpoint.Endpoint:
+    """Return the endpoint for a secret URL. Raises NoSecret, and ValueError with its place."""
+    url = reader.read(where)
+    try:
+        return endpoint.Endpoint(url, timeout_s=timeout_s, reach=reach)
+    except ValueError as error:
+        raise ValueError(f"{files.place(where)}: {error}") from None
 
 
 def _make(  # noqa: C901, PLR0911  # one case for each way
@@ -183,8 +199,9 @@ def _slack(
     pace_s: float,
 ) -> results.Send:
     if settings.webhook_from is not None:
-        url = reader.read(settings.webhook_from)
-        hook = endpoint.Endpoint(url, timeout_s=settings.timeout_s, reach=settings.reach)
+        hook = _secret_endpoint(
+            settings.webhook_from, reader, timeout_s=settings.timeout_s, reach=settings.reach
+        )
         return endpoint.JsonReceiver(hook, composer, chat.encode_slack).send
     assert settings.token_from is not None, "a channel has token_from or webhook_from"
     where = endpoint.Endpoint(settings.url, timeout_s=settings.timeout_s, reach=settings.reach)

@@ -50,6 +50,8 @@ _IMPACTS: Final = {
 _RESOURCE: Final = re.compile(r" \([^() /]+/[^() ]+\)")
 """The resource in a summary, in parentheses after the plugin."""
 _ID_MAX: Final = 13
+_UUID: Final = re.compile(r"\b((?:GPU|MIG)-[0-9a-f]{8})-[0-9a-f]{4}-[0-9a-f-]{4,}")
+"""The id of a GPU; the first part is enough in a title, and the text has all of it."""
 _WHAT_MIN: Final = 40
 _MINUTE_S: Final = 60
 _HOUR_S: Final = 3600
@@ -187,7 +189,7 @@ def _fitting(shown: Sequence[vocabulary.AlertChanged], count: int, effect: str) 
 def _what(shown: Sequence[vocabulary.AlertChanged], count: int) -> str:
     """Return what is wrong, and where; for several alerts, their kind and number."""
     if count == 1:
-        return what_and_reason(shown[0])[0]
+        return _UUID.sub(r"\1…", what_and_reason(shown[0])[0])
     kinds = sorted({alert.kind.replace("_", " ") for alert in shown})
     named = (
         kinds[0]

@@ -16,7 +16,7 @@ from typing import Final
 
 import msgspec
 
-from muster import vocabulary
+from muster import matching, vocabulary
 from muster_notifier.config import receiver_settings
 from muster_notifier.receivers import console_links, headline
 from muster_notifier.routing import notifications
@@ -37,7 +37,7 @@ _NO_TEMPLATES: Final = receiver_settings.Templates()
 _LINK: Final = re.compile(r"https?://[^\s<>|\"']+")
 _IN_CLUSTER: Final = "muster --context CONTEXT "
 _COMMAND: Final = re.compile(r"\bmuster (?=(?:dlq|doctor|events|silence|status|why)\b)")
-_LABEL_VALUE: Final = re.compile(r"[A-Za-z0-9][-A-Za-z0-9_./]*")
+_LABEL_VALUE: Final = re.compile(r"[A-Za-z0-9/][-A-Za-z0-9_./]*")
 _WEIGHTS: Final = {"kubernetes": 0, "probe": 1, "agent": 2, "heartbeat": 3, "health": 9}
 _WEIGHT: Final = 5
 """The sort key of evidence from other sources: outside observations first, health last."""
@@ -198,8 +198,11 @@ def problems_of(templates: receiver_settings.Templates) -> list[str]:
 
 
 def silence(notification: notifications.Notification) -> str:
-    """Return the command that silences the group; empty if there is none, or it needs quotes."""
-    labels = notification.labels
+    """Return the command that silences the group; empty if there is none, or it needs quotes.
+
+    If all alerts are about the same single device, other devices are not silenced.
+    """
+    labels = notification.labels | _device(notification)
     if not (notification.firing and labels) or labels.get("node") == vocabulary.FLEET:
         return ""
     if headline.is_test(notification):
@@ -208,6 +211,14 @@ def silence(notification: notifications.Notification) -> str:
         return ""
     matchers = " ".join(f"{name}={value}" for name, value in sorted(labels.items()))
     return f"muster silence add {matchers} --duration 2h --comment WHY"
+
+
+def _device(notification: notifications.Notification) -> dict[str, str]:
+    """Return the label `device` if every firing alert has the same one."""
+    if len(notification.firing) < len(notification.firing_ids):
+        return {}
+    devices = {matching.labels_of(alert).get("device", "") for alert in notification.firing}
+    return {"device": device} if len(devices) == 1 and (device := devices.pop()) else {}
 
 
 def is_link(text: str) -> bool:
