@@ -54,7 +54,10 @@ def test_without_apply_it_shows_and_writes_nothing(here: Cluster) -> None:
 def test_apply_writes_reads_back_and_says_where_the_name_came_from(here: Cluster) -> None:
     here.put(node("a", labels=DO))
     code, out, _ = here.run("label-gpus", "--apply", "--yes")
-    assert (code, out.splitlines()[-1]) == (0, "labels changed on 1 of 1 node, and read back to verify")
+    assert (code, out.splitlines()[-1]) == (
+        0,
+        "labels changed on 1 of 1 node, and read back to verify",
+    )
     metadata = here.node("a")["metadata"]
     assert metadata["labels"] == {**DO, KEY: "h100"}
     provenance = orjson.loads(metadata["annotations"][model.PROVENANCE])
