@@ -367,6 +367,43 @@ def test_alerts_are_grouped_as_people_were_notified() -> None:
     assert (newest.is_failed, newest.outcome, newest.attempts) == (True, "HTTP 500", 3)
 
 
+def test_an_alert_is_not_shown_as_notified_by_what_was_said_of_an_earlier_one() -> None:
+    """Alerts about the verdicts on one plugin have the same fingerprint."""
+    fingerprint = f"{1:016x}"
+
+    def about(seconds: int, kind: str, *, is_over: bool = False) -> codec.CloudEvent:
+        reasons = vocabulary.NotificationReason
+        return event(
+            vocabulary.NotificationDelivered(
+                node="_fleet",
+                at=AT + timedelta(seconds=seconds),
+                receiver="slack",
+                group=f'default:{{kind="{kind}"}}',
+                reason=reasons.ALL_RESOLVED if is_over else reasons.FIRST,
+                firing=() if is_over else (fingerprint,),
+                resolved=(fingerprint,) if is_over else (),
+            ),
+            seconds,
+        )
+
+    stuck = msgspec.structs.replace(alert("a", 1), starts_at=AT + timedelta(seconds=120))
+    fleet = fleet_of(plugin("a", "STUCK", alerts=(stuck,)))
+    history = alert_history.AlertHistory()
+    at = AT + timedelta(seconds=200)
+    # that the earlier one is resolved may be said after the later one has begun
+    for earlier in (about(10, "deregistered"), about(150, "deregistered", is_over=True)):
+        history.receive(earlier, at=at)
+    shown = alert_groups.page(fleet, history, at=at).groups
+    assert [(group.name, group.deliveries) for group in shown] == [("", ())]
+    history.receive(about(121, "stuck"), at=at)
+    (group,) = alert_groups.page(fleet, history, at=at).groups
+    told = [(each.at, each.reason, each.times) for each in group.deliveries]
+    assert (group.name, told) == (
+        'default:{kind="stuck"}',
+        [(AT + timedelta(seconds=121), "first", 1)],
+    )
+
+
 def test_of_a_receiver_that_keeps_failing_the_last_failure_is_shown_with_their_number() -> None:
     history = alert_history.AlertHistory()
     history.receive(delivered(1, at=AT), at=AT)

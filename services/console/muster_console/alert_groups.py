@@ -251,9 +251,10 @@ def _groups(
     shown: Sequence[ShownAlert], deliveries: Sequence[alert_history.Delivery]
 ) -> list[Group]:
     """Return the alerts by the group of their newest notification, in order of urgency."""
+    starts = {each.alert.fingerprint: each.alert.starts_at for each in shown}
     newest: dict[str, str] = {}
     for delivery in deliveries:
-        for fingerprint in delivery.firing:
+        for fingerprint in alert_history.still_firing(delivery, starts):
             newest.setdefault(fingerprint, delivery.group)
 
     def group_of(each: ShownAlert) -> str:
@@ -263,21 +264,15 @@ def _groups(
     groups = []
     for name in sorted(names, key=lambda each: (not each, names.index(each))):
         alerts = tuple(each for each in shown if group_of(each) == name)
-        prints = [each.alert.fingerprint for each in alerts]
-        about = alert_history.about(deliveries, prints) if name else []
+        its = {each.alert.fingerprint: each.alert.starts_at for each in alerts}
+        about = [d for d in deliveries if alert_history.still_firing(d, its)] if name else []
         groups.append(
             Group(
                 name=name,
-                title=_title(name),
+                title=alert_history.title(name),
                 alerts=alerts,
                 deliveries=alert_history.outcomes(about, most=_DELIVERIES_MAX),
                 deliveries_total=len(about),
             )
         )
     return groups
-
-
-def _title(group: str) -> str:
-    """Return the labels in a group's name, without the route that precedes them."""
-    labels = group.rpartition(":{")[2].removesuffix("}")
-    return labels.replace(",", ", ") or group

@@ -21,6 +21,8 @@ RESOLVED_MAX: Final = 1_000
 _DELIVERIES_MAX: Final = 2_000
 _PER_DAY_MAX: Final = 20_000
 _FINGERPRINTS_MAX: Final = 200
+_SKEW: Final = timedelta(seconds=5)
+"""How far the notifier's clock may be behind health's."""
 
 
 class Resolved(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,7 +54,7 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True):
     resolved: frozenset[str]
     id: str
     times: int = 1
-    """How many notifications of the last day had this outcome, if the entry represents them all."""
+    """How many notifications had this outcome, if the entry represents them all."""
 
 
 class DeadLetters(msgspec.Struct, frozen=True, kw_only=True):
@@ -186,16 +188,35 @@ def about(deliveries: Iterable[Delivery], fingerprints: Iterable[str]) -> list[D
     return [each for each in deliveries if wanted & each.firing or wanted & each.resolved]
 
 
+def still_firing(delivery: Delivery, firing: Mapping[str, datetime | None]) -> set[str]:
+    """Return which of the firing alerts a notification reported; `firing` has their starts.
+
+    Earlier alerts may have had the same fingerprint, such as another verdict about the plugin: a
+    notification from before an alert's start, or that it is resolved, was about those.
+    """
+    return {
+        fingerprint
+        for fingerprint in firing.keys() & delivery.firing
+        if (starts_at := firing[fingerprint]) is None or delivery.at >= starts_at - _SKEW
+    }
+
+
+def title(group: str) -> str:
+    """Return the labels in a group's name, without the route that precedes them."""
+    labels = group.rpartition(":{")[2].removesuffix("}")
+    return labels.replace(",", ", ") or group
+
+
 def outcomes(deliveries: Iterable[Delivery], *, most: int) -> tuple[Delivery, ...]:
-    """Return the newest notification of each receiver, reason and outcome; `times` counts them.
+    """Return the newest notification of each receiver, group, reason and outcome; `times` is set.
 
     The newest comes first. At most `most` are returned: the newest of each receiver takes
     precedence, then the newest of the others.
     """
-    newest: dict[tuple[str, str, bool], Delivery] = {}
-    times: collections.Counter[tuple[str, str, bool]] = collections.Counter()
+    newest: dict[tuple[str, str, str, bool], Delivery] = {}
+    times: collections.Counter[tuple[str, str, str, bool]] = collections.Counter()
     for each in deliveries:
-        key = each.receiver, each.reason, each.is_failed
+        key = each.receiver, each.group, each.reason, each.is_failed
         newest.setdefault(key, each)
         times[key] += 1
     receivers = {each.receiver: key for key, each in reversed(newest.items())}

@@ -14,7 +14,7 @@ import markupsafe
 
 from muster import escaping
 from muster.fleet import health_state, model
-from muster_console import device_names, plots
+from muster_console import alert_history, device_names, plots
 
 IDENTITY_KINDS: Final = {
     "local": "local user",
@@ -63,6 +63,7 @@ def environment(loader: jinja2.BaseLoader) -> jinja2.Environment:
         "axis": _axis,
         "clock": _clock,
         "count_of": _count_of,
+        "group_title": alert_history.title,
         "is_web": lambda text: text.startswith(("https://", "http://")),
         "iso": lambda at: at.isoformat(timespec="milliseconds"),
         "lasted": lambda ends_at, starts_at: duration(ends_at - starts_at),
