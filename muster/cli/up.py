@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Annotated, Final
 
 import cyclopts
@@ -28,6 +29,7 @@ def up(
     nodes: Annotated[int, Parameter(show_default=False)] = len(stack.NODES),
     gpus: Annotated[int | None, Parameter(show_default=False)] = None,
     port: Annotated[int | None, Parameter(show_default=False)] = None,
+    receivers: Annotated[Path | None, Parameter(show_default=False)] = None,
     plain: output.Flag = False,
 ) -> int:
     """Run all of muster on this machine until Ctrl-C: NATS, services, simulated nodes.
@@ -42,6 +44,9 @@ def up(
     port
         First port of the addresses: the console has it, NATS the next one, and all other
         programs the ports after these. By default NATS has 4222, and the others have free ports.
+    receivers
+        A directory with further receivers of the notifier, which remains; it is created if needed.
+        `muster notify setup KIND --directory` writes to it. By default, one that is removed.
     plain
         Print one line per event instead of the page of `muster top`.
 
@@ -53,6 +58,11 @@ def up(
     ):
         if value is not None and not smallest <= value <= largest:
             return output.fail("up", f"{option} {value}: use a number from {smallest} to {largest}")
+    if receivers is not None:
+        try:
+            receivers.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            return output.fail("up", f"--receivers {receivers}: {error.strerror}")
     # closing the terminal has the same effect as Ctrl-C
     signal.signal(signal.SIGHUP, lambda *_: signal.raise_signal(signal.SIGTERM))
     lines = Lines()
@@ -63,6 +73,7 @@ def up(
         nodes=stack.nodes(nodes, gpus),
         port=port,
         nats_url=os.environ.get("NATS_URL"),
+        receivers=receivers.absolute() if receivers else None,
     )
     try:
         with events.outages_hidden("up" if plain else None, everything=True):

@@ -26,11 +26,17 @@ def labeler(*, nats: str, kubeconfig: str) -> Settings:
 
 
 def notifier(
-    *, nats: str, webhook_url: str, reach: str = "loopback", console_url: str = ""
+    *,
+    nats: str,
+    webhook_url: str,
+    reach: str = "loopback",
+    console_url: str = "",
+    receivers_directory: str = "",
 ) -> Settings:
     """Return the settings of the notifier, which notifies its log and the webhook stand-in.
 
-    Notifications link to the console at `console_url`.
+    Notifications link to the console at `console_url`. Further receivers are in
+    `receivers_directory`.
     """
     return {
         "bus": {"url": nats},
@@ -41,6 +47,7 @@ def notifier(
             {"name": "webhook", "webhook": {"url": webhook_url, "reach": reach}},
         ],
         **({"console_url": console_url} if console_url else {}),
+        **({"receivers_directory": receivers_directory} if receivers_directory else {}),
     }
 
 

@@ -49,13 +49,17 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Running(msgspec.Struct, frozen=True, kw_only=True):
-    """A stack that is running. `owner` is the pid of the process that runs it."""
+    """A stack that is running. `owner` is the pid of the process that runs it.
+
+    `receivers` is the directory with further receivers of its notifier.
+    """
 
     directory: str
     owner: int
     nats_url: str
     nodes: tuple[Node, ...]
     programs: tuple[Program, ...]
+    receivers: str = ""
 
     def program(self, name: str) -> Program | None:
         """Return a program by its name."""

@@ -122,7 +122,8 @@ class Stack:
     server at `nats_url` is used instead of a new server. All other programs listen on free ports.
     With `port`, each program including NATS listens on the port that `port_of` names. With
     `restart`, a program that ends by itself is started again. With `has_console`, the console runs,
-    too; its address is shown first.
+    too; its address is shown first. `receivers` is a directory with further receivers of the
+    notifier, which is kept; by default, an empty one in the directory of the stack.
     """
 
     def __init__(
@@ -135,6 +136,7 @@ class Stack:
         port: int | None = None,
         nats_url: str | None = None,
         nats_port: int = nats.DEFAULT_PORT,
+        receivers: Path | None = None,
     ) -> None:
         self.nodes = tuple(nodes)
         self.processes: dict[str, processes.Process] = {}
@@ -145,6 +147,7 @@ class Stack:
         self._show = show
         self._restart = restart
         self._has_console = has_console
+        self._receivers = receivers
         self._addresses: list[str] = []
         """The lines that name addresses, shown when everything has started."""
         self._port = port
@@ -160,6 +163,7 @@ class Stack:
         """Start all programs. On ProgramFailed or NatsUnavailable, stop them all and reraise."""
         self.directory, lock = running.claim()
         self._lock.callback(os.close, lock)
+        self.receivers.mkdir(mode=0o700, parents=True, exist_ok=True)
         try:
             await self._start()
         except BaseException:
@@ -175,6 +179,11 @@ class Stack:
     def kubeconfig(self) -> Path:
         """The kubeconfig of the Kubernetes API."""
         return self.directory / "kubeconfig"
+
+    @property
+    def receivers(self) -> Path:
+        """The directory with further receivers of the notifier."""
+        return self._receivers or self.directory / "receivers"
 
     def http(self, name: str) -> str:
         """Return the HTTP address of a program."""
@@ -280,6 +289,7 @@ class Stack:
                     running.Node(name=n.name, gpus=n.gpus, fuse=n.fuse) for n in self.nodes
                 ),
                 programs=self._supervisor.programs(),
+                receivers=str(self.receivers),
             )
         )
 
@@ -308,6 +318,7 @@ class Stack:
             nats=self.nats_url,
             webhook_url=f"{self.http('webhook')}/notifications",
             console_url=self.http("console") if self._has_console else "",
+            receivers_directory=str(self.receivers),
         )
         return self._service("notifier", settings)
 

@@ -149,6 +149,30 @@ def test_a_silenced_alert_is_marked_and_its_routes_are_those_of_the_running_noti
     stack.do("mend")
 
 
+def test_a_receiver_that_setup_writes_is_used_without_a_restart(stack: Stack) -> None:
+    receivers = stack.record()["receivers"]
+    url = f"{stack.program('webhook')['http']}/mine"
+    options = ("--name", "mine", "--url", url, "--reach", "loopback", "--no-test")
+    written = stack.do("notify", "setup", "webhook", *options, "--directory", receivers)
+    assert written == (
+        f"mine: written to {receivers}; a `muster up` with this directory uses it within seconds; "
+        "then: muster notify test mine\n"
+    )
+    log = Path(stack.program("notifier")["log"])
+    stack.until(lambda: '"mine":"webhook"' in log.read_text())
+    assert stack.do("notify", "test", "mine") == "answered: accepted: HTTP 200\n"
+    explained = stack.do("notify", "explain", "--labels", "kind=stuck").splitlines()
+    assert explained[-1] == "notified   webhook, mine"
+    other = ("notify", "setup", "webhook", *options[:2], "--url", f"{url}2", *options[4:])
+    code, _, error = muster(*other, "--directory", receivers, environment=stack.environment)
+    taken = "there is already a receiver mine: pass another --name, or --replace"
+    assert (code, error) == (2, f"muster notify: {taken}\n")
+    _, _, error = muster(*other, environment=stack.environment)
+    assert error.endswith(
+        f"or pass --context; for `muster up` on this machine: --directory {receivers}\n"
+    )
+
+
 def test_without_a_running_stack_no_routes_are_explained(tmp_path: Path) -> None:
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     code, _, error = muster("notify", "explain", "--labels", "node=a", environment=environment)

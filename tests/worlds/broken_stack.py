@@ -35,13 +35,16 @@ class Stack:
         self._temporary = temporary
         self.until(lambda: self.verdicts() == dict.fromkeys(NODES, "HEALTHY"))
 
+    def record(self) -> dict[str, Any]:
+        """Return what is recorded of the stack; no program if there is nothing yet."""
+        for record in self._temporary.glob(f"muster-*/{running.RECORD}"):
+            return dict(json.loads(record.read_bytes()))
+        return {"programs": []}
+
     def program(self, name: str) -> dict[str, Any]:
         """Return the record of a program; empty if there is none yet."""
-        for record in self._temporary.glob(f"muster-*/{running.RECORD}"):
-            for program in json.loads(record.read_bytes())["programs"]:
-                if program["name"] == name:
-                    return dict(program)
-        return {}
+        named = (each for each in self.record()["programs"] if each["name"] == name)
+        return dict(next(named, {}))
 
     def state(self, name: str, path: str) -> Any:
         """Return what a program says of itself, or None."""

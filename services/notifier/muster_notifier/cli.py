@@ -4,6 +4,7 @@ Exit codes: 0 success, 1 the receiver did not accept the message, 2 the input ca
 """
 
 import asyncio
+import contextlib
 import os
 from collections.abc import Callable, Coroutine, Mapping
 from datetime import UTC, datetime
@@ -21,7 +22,7 @@ from muster.nats import bus, consumers, storage, streams
 from muster.service import settings
 from muster_notifier import receiver_setup, running, sample_message
 from muster_notifier.config import files, schema
-from muster_notifier.receivers import factory, results
+from muster_notifier.receivers import directory, factory, results
 from muster_notifier.routing import muting, routes
 
 _BUS_S: Final = 5.0
@@ -196,7 +197,13 @@ def run_import(file: Path, /, *, accept_losses: output.Flag = False) -> int:
 
 
 def _read(file: Path, config_format: str) -> schema.Settings:
-    return files.read(file, written_for=config_format, environment=os.environ)
+    """Return the settings in a file, with the receivers of their directory, if it is here."""
+    configured = files.read(file, written_for=config_format, environment=os.environ)
+    with contextlib.suppress(OSError):
+        if place := configured.receivers_directory:
+            content = directory.read(Path(place), configured)
+            return schema.with_receivers(configured, content.receivers)
+    return configured
 
 
 async def _test(configured: schema.Settings, name: str) -> list[sample_message.Attempt]:

@@ -20,6 +20,7 @@ from cyclopts import Parameter
 from muster import commands
 from muster.cli import output, reach
 from muster.kubernetes import installation
+from muster.local import running as local_running
 from muster_notifier import running, sample_message
 from muster_notifier.config import receiver_settings, schema, setup_plan
 from muster_notifier.receivers import directory, results
@@ -47,6 +48,8 @@ class _Options:
         A file with the receiver's secret; without it, the command prompts for the secret.
     context
         The kubeconfig context of muster's cluster; without it, the manifest is printed.
+    directory
+        Write to this directory instead: the one of `muster up --receivers DIRECTORY`.
     namespace
         The namespace of muster in that cluster.
     print_
@@ -61,6 +64,7 @@ class _Options:
     name: Annotated[str, Parameter(show_default=False)] = ""
     secret_file: Path | None = None
     context: str | None = None
+    directory: Path | None = None
     namespace: str = reach.NAMESPACE
     print_: Annotated[bool, Parameter(name="--print", negative="", show_default=False)] = False
     no_test: output.Flag = False
@@ -198,23 +202,40 @@ def webhook(*, url: str = "", reach: _Reach = _PUBLIC, options: _Common = _OPTIO
 
 
 def _set_up(kind: str, make: Callable[[str], setup_plan.Plan], options: _Options) -> int:
-    context = None if options.print_ else options.context
+    if options.directory is not None and (options.context or options.print_):
+        return output.fail(_NAME, "--directory: cannot be combined with --context or --print")
     try:
         plan = make(_named(options.name or kind))
-        if context is not None and (refusal := asyncio.run(_refusal(plan, options, context))):
+        if refusal := _refusal(plan, options):
             return output.fail(_NAME, refusal)
         with tempfile.TemporaryDirectory() as place:
             configured = _validated(plan, Path(place))
             if not options.no_test and not _is_taken(plan.name, configured):
                 problem = "nothing was written; --no-test writes the receiver without a test"
                 return output.fail(_NAME, problem, code=1)
-        if context is None:
-            return _print(plan, options)
-        return asyncio.run(_write(plan, options, context))
+        return _put(plan, options)
     except (_Unusable, running.Unusable) as error:
         return output.fail(_NAME, str(error))
     except installation.Unreachable as error:
         return output.fail(_NAME, str(error), code=1)
+
+
+def _refusal(plan: setup_plan.Plan, options: _Options) -> str | None:
+    """Return why the receiver must not be written. Raises _Unusable, Unusable and Unreachable."""
+    if options.directory is not None:
+        return plan.refusal(_present(options.directory), replaces=options.replace)
+    if options.context is None or options.print_:
+        return None
+    return asyncio.run(_refusal_of_cluster(plan, options, options.context))
+
+
+def _put(plan: setup_plan.Plan, options: _Options) -> int:
+    """Write or print the receiver. Raises _Unusable and Unreachable."""
+    if options.directory is not None:
+        return _write_files(plan, options.directory)
+    if options.context is None or options.print_:
+        return _print(plan, options)
+    return asyncio.run(_write(plan, options, options.context))
 
 
 def _named(name: str) -> str:
@@ -249,11 +270,40 @@ def _is_taken(name: str, configured: schema.Settings) -> bool:
 def _print(plan: setup_plan.Plan, options: _Options) -> int:
     output.print_yaml(plan.manifest(secret=_RECEIVERS, namespace=options.namespace))
     apply = f"kubectl apply --server-side --field-manager={plan.manager} -f -"
-    output.warn(_NAME, f"nothing was written: pipe this to `{apply}`, or pass --context")
+    local = next((each.receivers for each in local_running.here()), "")
+    here = f"; for `muster up` on this machine: --directory {local}" if local else ""
+    output.warn(_NAME, f"nothing was written: pipe this to `{apply}`, or pass --context{here}")
     return 0
 
 
-async def _refusal(plan: setup_plan.Plan, options: _Options, context: str) -> str | None:
+def _present(place: Path) -> dict[str, bytes]:
+    """Return the files of a directory of receivers. Raises _Unusable."""
+    try:
+        return {file.name: file.read_bytes() for file in place.iterdir() if file.is_file()}
+    except OSError as error:
+        raise _Unusable(f"--directory: {place}: {error.strerror}") from None
+
+
+def _write_files(plan: setup_plan.Plan, place: Path) -> int:
+    """Write the receiver to a directory of receivers. Raises _Unusable."""
+    try:
+        # the settings last, because they name the secret
+        for name, text in reversed(plan.files().items()):
+            partial = place / f".{name}.partial"
+            partial.unlink(missing_ok=True)
+            partial.touch(mode=0o600)
+            partial.write_text(text, "utf-8")
+            partial.replace(place / name)
+    except OSError as error:
+        raise _Unusable(f"--directory: {place}: {error.strerror}") from None
+    output.show(
+        f"{plan.name}: written to {place}; a `muster up` with this directory uses it within "
+        f"seconds; then: muster notify test {plan.name}"
+    )
+    return 0
+
+
+async def _refusal_of_cluster(plan: setup_plan.Plan, options: _Options, context: str) -> str | None:
     """Return why the receiver must not be written to the cluster.
 
     Raises Unreachable and Unusable.
