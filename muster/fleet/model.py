@@ -197,7 +197,7 @@ class FleetModel:
         )
 
     def silence_of(self, alert: health_state.Alert, at: datetime) -> matching.Silence | None:
-        """Return the active silence that matches an alert and ends last."""
+        """Return the active silence that matches an alert and ends last; None without one."""
         return self._silences.silence_of(alert, at)
 
     def silenced(self, at: datetime) -> int:
