@@ -58,7 +58,7 @@ class KeptSilences:
         return changed
 
     def silence_of(self, alert: health_state.Alert, at: datetime) -> matching.Silence | None:
-        """Return the active silence that matches an alert and ends last."""
+        """Return the active silence that matches an alert and ends last; None without one."""
         if self._active is None or self._active[0] != at:
             self._active = at, [key for key, each in self.by_id.items() if each.is_active(at)]
         labels = alert.labels if self._active[1] else {}

@@ -130,7 +130,7 @@ class Pod(objects.HasMetadata, frozen=True):
 
     @property
     def image(self) -> str:
-        """Return the image of the first container."""
+        """Return the image of the first container; empty without one."""
         return next((container.image for container in self.spec.containers or ()), "")
 
     @property

@@ -44,7 +44,7 @@ class Metadata(Object, frozen=True):
 
     @property
     def created_at(self) -> datetime | None:
-        """Return when the object was created."""
+        """Return when the object was created; None if unknown."""
         return parse_time(self.creation_timestamp)
 
     @property
@@ -286,7 +286,7 @@ class Pod(HasMetadata, frozen=True):
 
     @property
     def phase(self) -> str:
-        """Return the pod's phase."""
+        """Return the pod's phase; empty without a status."""
         return self.status.phase if self.status else ""
 
     @property

@@ -159,7 +159,7 @@ class NodeFacts:
         return self.state is NodeState.SETTLED
 
     def serving(self, name: str, least_s: float = SERVES_S) -> PluginPod | None:
-        """Return the pod that should serve a resource or driver on this node."""
+        """Return the pod that should serve a resource or driver on this node; None without one."""
         pods = (each for each in self.plugins if each.is_serving(least_s))
         return next((each for each in pods if each.plugin.serves(name)), None)
 

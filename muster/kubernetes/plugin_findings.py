@@ -337,6 +337,6 @@ def _started(state: objects.ContainerState) -> datetime | None:
 
 
 def _since(pod: Pod) -> datetime | None:
-    """Return when the kubelet admitted or refused a pod."""
+    """Return when the kubelet admitted or refused a pod, or else when the pod was created."""
     status = pod.status
     return objects.parse_time(status.start_time if status else None) or pod.metadata.created_at

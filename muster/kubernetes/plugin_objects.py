@@ -27,7 +27,7 @@ class Metadata(objects.Metadata, frozen=True):
 
     @property
     def changed_at(self) -> datetime | None:
-        """Return when any field last changed, as far as the API records it."""
+        """Return when any field last changed, as far as the API records it; None if unknown."""
         times = (objects.parse_time(entry.time) for entry in self.managed_fields or ())
         return max((time for time in (*times, self.created_at) if time), default=None)
 
@@ -135,7 +135,7 @@ class Event(objects.HasMetadata, frozen=True):
 
     @property
     def last_at(self) -> datetime | None:
-        """Return when the event last occurred."""
+        """Return when the event last occurred; None if unknown."""
         series = self.series.last_observed_time if self.series else None
         texts = (series, self.last_timestamp, self.event_time, self.metadata.creation_timestamp)
         return next((time for text in texts if (time := objects.parse_time(text))), None)

@@ -114,7 +114,7 @@ class _Claims(msgspec.Struct, frozen=True):
 
 
 def _user(token: str) -> str:
-    """Return the user that the gate derives from a token; it is needed only to name inboxes."""
+    """Return the user that the gate derives from a token, to name inboxes; empty if unreadable."""
     try:
         claims = base64.urlsafe_b64decode(token.split(".")[1] + "==")
         bound = msgspec.json.decode(claims, type=_Claims).bound

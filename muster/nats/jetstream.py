@@ -346,7 +346,7 @@ async def newest(
 
 
 async def last(client: Client, stream: str, subject: str) -> api.RawStreamMsg | None:
-    """Return the stream leader's newest matching message. Raises nats-py's errors."""
+    """Return the stream leader's newest matching message, or None. Raises nats-py's errors."""
     try:
         return await client.jetstream().get_last_msg(stream, subject)
     except nats.js.errors.NotFoundError as error:

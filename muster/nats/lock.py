@@ -144,7 +144,7 @@ class Lock(leadership.Election):
         """Whether the last request may have succeeded without an answer."""
 
     def problem(self) -> str | None:
-        """Return why the lock's holder has been unknown for longer than a claim lasts."""
+        """Return why the holder is unknown for longer than a claim lasts; None if it is known."""
         unanswered_s = leadership.now() - self._answered_at
         if unanswered_s <= self._timing.ttl_s:
             return None

@@ -245,7 +245,7 @@ def read_signing(settings: config.Settings) -> callout.Signing:
 
 
 async def serve(settings: config.Settings) -> None:
-    """Serve until SIGTERM."""
+    """Serve until SIGTERM. Raises CannotStart."""
     logs.configure("gate", level=settings.log.level)
     api = cluster_keys.api_address(settings.keys.api)
     if settings.keys.file is None and not api:

@@ -65,7 +65,7 @@ async def fetch(rules: config.Keys, *, issuer: str, api: str, at: float) -> toke
 
 
 def cached(rules: config.Keys, *, issuer: str) -> tokens.Keyring | None:
-    """Return the cached keys, with the time at which they were fetched."""
+    """Return the cached keys; None without a cache, or if it is unusable or of another issuer."""
     if rules.cache is None:
         return None
     try:

@@ -128,7 +128,7 @@ class RateLimiter:
         )
 
     def closed(self, server: str, traffic: Traffic, *, now: float) -> Violation | None:
-        """Evaluate a closed connection, which may never have been reported while open."""
+        """Evaluate a closed connection, perhaps never reported while open; None: no violation."""
         since_s = self._since_s(server, now)
         read_at, known = self._servers.get(server, (now, {}))
         before = known.pop(traffic.id, None) or _opened(traffic, since_s)

@@ -214,7 +214,7 @@ class CertificateStore:
     def _choose(
         self, connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext
     ) -> int | None:
-        """Select the current certificate for a new connection."""
+        """Select the current certificate for a connection; return an alert if there is none."""
         if self._certified is None:
             return ssl.ALERT_DESCRIPTION_INTERNAL_ERROR
         connection.context = self._certified

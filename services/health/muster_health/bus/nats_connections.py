@@ -144,7 +144,7 @@ def _may_be_on(node: str, client: _Client) -> bool:
 
 
 def _plugin_and_node(names: Sequence[str]) -> tuple[str, str] | None:
-    """Return plugin and node from the first name that belongs to a plugin."""
+    """Return plugin and node from the first name that belongs to a plugin; None if none does."""
     for name in names:
         plugin, _, node = name.partition(" ")
         try:

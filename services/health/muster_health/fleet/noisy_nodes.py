@@ -69,7 +69,7 @@ class NoisyNodes:
         return is_new
 
     def expire(self, now: float) -> float | None:
-        """Drop the nodes that are quiet again; return when to check next."""
+        """Drop the nodes that are quiet again; return when to check next (None: never)."""
         for node, noise in list(self._nodes.items()):
             if now - noise.last_at >= _QUIET_S:
                 del self._nodes[node]

@@ -33,7 +33,7 @@ class TimerQueue:
             self._push((when, key))
 
     def earliest(self) -> float | None:
-        """Return when the next key may be due."""
+        """Return when the next key may be due; None if the queue is empty."""
         while self._order:
             slot = self._slots[self._order[0]]
             while slot:

@@ -173,7 +173,7 @@ def pods_requesting(pod_list: bytes, resources: Collection[str]) -> tuple[str, .
 
 
 def age_s(then: datetime | None, server_now: datetime | None) -> float | None:
-    """Return the seconds between two times of the API server, at least 0."""
+    """Return the seconds between two times of the API server, at least 0; None if unknown."""
     if then is None or server_now is None or then.tzinfo is None:
         return None
     return max(0.0, (server_now - then.astimezone(UTC)).total_seconds())

@@ -264,7 +264,7 @@ class ClusterQueries:
         return answer
 
     def _lease_age_s(self, node: str, answer: api.Answer) -> float | None:
-        """Return a lease's age by the API server's clock, corrected by when we saw it change."""
+        """Return a lease's age by the server's clock, limited by observed changes, or None."""
         if not answer.is_ok:
             return None
         try:

@@ -192,7 +192,7 @@ class Investigation:
         return self.questions(self.suspicion, now)
 
     def deadline(self) -> float | None:
-        """Return when to check the suspicion, or review the lost plugin."""
+        """Return when to check the suspicion, or review the lost plugin; None if neither is due."""
         return self.review_due if self.suspicion is None else self.suspicion.deadline()
 
     def questions(self, suspicion: Suspicion, now: float) -> list[steps.Step]:

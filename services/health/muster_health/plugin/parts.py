@@ -172,12 +172,12 @@ class PluginState:
 
     @property
     def current_verdict(self) -> Verdict | None:
-        """Return the current verdict."""
+        """Return the current verdict; None before the first."""
         return self.verdict.standing.verdict
 
     @property
     def rule(self) -> Rule | None:
-        """Return the rule behind the current verdict."""
+        """Return the rule behind the current verdict; None before the first."""
         return self.verdict.standing.rule
 
     @property

@@ -174,7 +174,7 @@ class WatchedMachine(verdict_machine.VerdictMachine):
         offers: Mapping[str, signals.Offer] | None,
         grace_s: float,
     ) -> problems.Problem | None:
-        """Return the problem, or else how the node's offer contradicts the verdict."""
+        """Return how the node's offer contradicts the finding, or else the finding, or None."""
         mismatch_s = self.context.settings.mismatch_s
         if self._is_contradicted(watched, offers):
             return watched_findings.offered_otherwise(watched, offers, mismatch_s)

@@ -108,15 +108,15 @@ class ClusterReader:
         )
 
     async def nodes(self) -> list[model.Node] | None:
-        """Return all nodes."""
+        """Return all nodes; None if they cannot be read."""
         return await self._all(NODES, objects.Node, projection.node, permission=GPU[0])
 
     async def full_nodes(self) -> list[FullNode] | None:
-        """Return all nodes, each in both forms."""
+        """Return all nodes, each in both forms; None if they cannot be read."""
         return await self._all(NODES, objects.Node, _node, permission=GPU[0])
 
     async def pods(self) -> list[FullPod] | None:
-        """Return the pods that use fuse, and those needed to check device plugins."""
+        """Return the pods that use fuse or are needed to check plugins; None if unreadable."""
         return await self._all(
             "/api/v1/pods",
             plugin_objects.Pod,
@@ -161,7 +161,7 @@ class ClusterReader:
         return await self._all(path, claim, lambda raw: raw, is_optional=True) or []
 
     async def events(self) -> list[model.KubernetesEvent] | None:
-        """Return the Kubernetes Events that may concern fuse."""
+        """Return the Kubernetes Events that may concern fuse; None if they cannot be read."""
         permission = cluster_api.Permission("list", "events")
         events: list[model.KubernetesEvent] = []
         for selector in _EVENTS:
@@ -178,7 +178,7 @@ class ClusterReader:
         return events
 
     async def namespaces(self, *, is_optional: bool) -> Mapping[str, Mapping[str, str]] | None:
-        """Return the namespaces' labels."""
+        """Return the labels of each namespace; None if they cannot be read."""
         metadata = await self._all(
             "/api/v1/namespaces",
             objects.ConfigMap,

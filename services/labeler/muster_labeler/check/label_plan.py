@@ -96,7 +96,7 @@ class Row:
 
     @property
     def current(self) -> str | None:
-        """Return the node's current label."""
+        """Return the node's current label; None without one."""
         return self.status.current
 
     @property
@@ -207,7 +207,7 @@ def _row(status: LabelStatus, allowed: Allowed, *, is_simulated: bool) -> Row:
 def _refusal(
     status: LabelStatus, reason: Reason, allowed: Allowed, *, is_simulated: bool
 ) -> str | None:
-    """Return why a name is not written, and the option that allows writing the name."""
+    """Return why a name is not written, and the option that allows it; None if it is written."""
     if is_simulated and not allowed.simulated:
         return "the GPUs are simulated; pass --simulated to label them"
     if reason is Reason.MEMORY_UNKNOWN and not allowed.force_ambiguous:

@@ -192,7 +192,7 @@ class NodeApi:
         return await self._apply(node, metadata, removed, force=False)
 
     async def remove_condition(self, node: model.Node) -> Failure | None:
-        """Remove muster's condition from a node.
+        """Remove muster's condition from a node; return the failure, if any.
 
         The patch names the condition. A server-side apply that omits it would also remove every
         condition without an owner, such as those that a kubelet has not changed since it created

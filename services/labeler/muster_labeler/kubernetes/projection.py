@@ -311,7 +311,7 @@ def _started(statuses: Iterable[objects.ContainerStatus]) -> datetime | None:
 
 
 def _product(device: scheduling.SliceDevice) -> tuple[str, int | None, bool] | None:
-    """Return product, memory, and whether the device is part of a GPU (deviceinfo.go of DRA)."""
+    """Return product, memory and whether this is part of a GPU; None without a product (DRA)."""
     attributes = _without_domain(device.attributes or {})
     product = attributes.get("productName")
     if product is None or not product.string:

@@ -135,7 +135,7 @@ def of_node(names: Iterable[Name]) -> Name:
 def _refusal(
     text: str, words: Sequence[str], core: Sequence[str], *, is_mig: bool, is_vgpu: bool
 ) -> Reason | None:
-    """Return why the product must not get a name, even by an alias."""
+    """Return why the product must not get a name, even by an alias; None if it may."""
     if not text:
         return Reason.NO_NAME
     if text in _PLACEHOLDERS or any(word in text for word in _ERROR_TEXTS):
@@ -152,7 +152,7 @@ def _words(text: str) -> list[str]:
 
 
 def _alias(words: Sequence[str], aliases: Mapping[str, str]) -> str | None:
-    """Return the alias of a product; NVML and GFD join its words differently."""
+    """Return the alias of a product, or None; NVML and GFD join the words differently."""
     return next((aliases[product] for product in aliases if _words(product.lower()) == words), None)
 
 

@@ -113,7 +113,7 @@ class _Walk:
         return self._real[path]
 
     def _resolved(self, directory: str, name: str) -> str | None:
-        """Resolve links component by component, as the kernel would with `root` as its root."""
+        """Resolve links as the kernel would below `root`; None for a loop, or a link to /proc."""
         done, left, followed = directory, [name], 0
         while left:
             part = left.pop()
@@ -310,7 +310,7 @@ def _usb_devices(ports: Path) -> Iterator[tuple[str, scan_result.Usb]]:
 
 
 def _numa(levels: Sequence[str]) -> int | None:
-    """Return the NUMA node of the nearest parent that has one; the kernel's -1 means unknown."""
+    """Return the NUMA node of the nearest parent that has one; None if unknown (in sysfs, -1)."""
     if levels and _VIRTUAL in levels[0]:
         return None  # not hardware, like most of /dev
     return next(

@@ -124,7 +124,7 @@ class GpuHealth:
         return condition.last_heard_at + max(OVERDUE_MIN_S, OVERDUE_POLLS * self.rules.poll_s)
 
     def _at(self, now: float) -> datetime | None:
-        """Return the time of day at `now`, calculated from the last event with a timestamp."""
+        """Return the date and time at `now`, by the last event with a timestamp, or None."""
         if self._stamp is None:
             return None
         then, at = self._stamp

@@ -165,7 +165,7 @@ class _StderrTail:
         os.close(self.writing)
 
     def last_line(self) -> str:
-        """Return the last line written so far."""
+        """Return the last line written so far; empty if there is none."""
         self._read()
         lines = self._stderr.decode(errors="replace").strip().splitlines()
         return lines[-1].strip() if lines else ""

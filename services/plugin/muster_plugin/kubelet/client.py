@@ -58,7 +58,8 @@ async def register(kubelet: Path, resource: str, socket: str, *, pre_start: bool
 async def wait_for_plugin_watcher(endpoint: server.Endpoint) -> str:
     """Wait until the kubelet's plugin watcher has registered the plugin's socket. Raises Refused.
 
-    A restarted kubelet finds the socket by itself, so the identity of kubelet.sock does not matter.
+    Returns an empty identity of kubelet.sock, which does not matter: a restarted kubelet finds the
+    socket by itself.
     """
     try:
         async with asyncio.timeout(_WATCHER_TIMEOUT_S):

@@ -169,7 +169,7 @@ class PodResourcesCheck:
         since_before: Mapping[str, float],
         now: float,
     ) -> str:
-        """Record when each id began to differ; return the persistent differences, as text.
+        """Record when each id began to differ; return the persistent differences, or an empty text.
 
         A new list sent to the kubelet in the meantime does not reset these times.
         """

@@ -196,7 +196,7 @@ class ResourcePlugin:
                 await self.stop()
 
     def hand_over(self) -> str:
-        """End everything except the server, which a successor will replace; return its socket."""
+        """End everything but the server, which a successor replaces; return its socket, if any."""
         self._is_handed_over = True
         self.stopping.set()
         return str(self._endpoint.path) if self._endpoint else ""

@@ -246,7 +246,7 @@ class Socket:
 
 
 def best(group: Sequence[Socket]) -> Socket | None:
-    """Return the preferred socket: a served one before a leftover one, then the newest."""
+    """Return the preferred socket, or None: served before leftover, then the newest."""
 
     def rank(socket: Socket) -> tuple[int, int]:
         answer = socket.answer

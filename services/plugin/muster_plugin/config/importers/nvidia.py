@@ -185,7 +185,7 @@ def _effective(
     arguments: Sequence[str],
     environment: Variables,
 ) -> _Source | None:
-    """Return the value that takes precedence; report other values that differ from it."""
+    """Return the value that takes precedence (None: not set); report other values that differ."""
     values: list[_Source] = []
     is_switch = setting.kind is Kind.FLAG
     for flag in setting.flags:

@@ -281,7 +281,7 @@ class EventListener:
             self._on_event(PollRequested(uuid))
 
     def _uuid(self, device: library.Handle) -> str:
-        """Query the uuid of a handle that this process did not create."""
+        """Query the uuid of a handle that NVML returned; empty if the GPU is unknown."""
         try:
             uuid = str(self._nvml.nvmlDeviceGetUUID(device))
         except self._nvml.NVMLError:
