@@ -13,6 +13,9 @@ from muster import escaping, matching, vocabulary
 
 RECOVERING: Final = "RECOVERING"
 """Shown instead of a verdict whose problem is gone, but not for long enough."""
+SUSPECTED: Final = "SUSPECTED"
+"""Shown instead of HEALTHY while health finds out why a plugin is silent."""
+_SUSPECT_STATE: Final = "suspect"
 _WELL: Final = frozenset({vocabulary.Verdict.HEALTHY.value, vocabulary.Verdict.MAINTENANCE.value})
 UNCONFIRMED: Final = frozenset(
     verdict.value
@@ -169,7 +172,15 @@ class Plugin(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def label(self) -> str:
         """Return the verdict in a list; empty before the first one."""
-        return RECOVERING if self.recovery else self.verdict or ""
+        if self.recovery:
+            return RECOVERING
+        is_healthy = self.verdict == vocabulary.Verdict.HEALTHY.value
+        return SUSPECTED if is_healthy and self.is_suspected else self.verdict or ""
+
+    @property
+    def is_suspected(self) -> bool:
+        """Whether the plugin is silent or reports a problem, and no verdict about that exists."""
+        return self.state == _SUSPECT_STATE and not self.is_suspended
 
     @property
     def is_confirmed(self) -> bool:
@@ -182,6 +193,8 @@ class Plugin(msgspec.Struct, frozen=True, kw_only=True):
         reasons = [*self.problems]
         if self.is_suspended:
             reasons.append("suspended: many plugins became silent at the same time")
+        if self.is_suspected:
+            reasons.append("suspected: silent, or it reports a problem; no verdict yet")
         if not self.is_observed:
             reasons.append("not observed at present")
         if self.recovery is not None:
@@ -193,7 +206,8 @@ class Plugin(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_well(self) -> bool:
         """Whether the plugin has no problem to show."""
-        return self.verdict in _WELL and not (self.alerts or self.is_suspended or self.problems)
+        has_doubts = self.is_suspended or self.is_suspected
+        return self.verdict in _WELL and not (self.alerts or has_doubts or self.problems)
 
 
 class Fleet(msgspec.Struct, frozen=True, kw_only=True):

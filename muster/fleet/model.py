@@ -56,11 +56,11 @@ class NodeSummary(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One line of a list of nodes.
 
     `verdict` and `plugin` are those of the worst plugin; of several, one that hands out no devices
-    comes first. `label` is the verdict, RECOVERING if the problem is gone or, while it is HEALTHY,
-    the kind of the most urgent alert, and `since` is its start. `reason` describes the most urgent
-    problem, unescaped, and is empty if there is none. `pods` has the first `PODS_MAX` pods that the
-    node's alerts name, those of the most urgent alert first and those of silenced alerts last;
-    `pods_total` also counts the others that are known.
+    comes first. `label` is the verdict, RECOVERING if the problem is gone, SUSPECTED before a
+    verdict or, while it is HEALTHY, the kind of the most urgent alert, and `since` is its start.
+    `reason` describes the most urgent problem, unescaped, and is empty if there is none. `pods` has
+    the first `PODS_MAX` pods that the node's alerts name, those of the most urgent alert first and
+    those of silenced alerts last; `pods_total` also counts the others that are known.
     """
 
     name: str
@@ -318,7 +318,7 @@ class FleetModel:
 
 def _urgency(plugin: plugin_facts.PluginFacts) -> tuple[int, bool, bool, str]:
     """Return the key for sorting the plugins of a node, the worst first."""
-    is_recovering = plugin.label != plugin.verdict
+    is_recovering = plugin.label == health_state.RECOVERING
     return (_ORDER[_verdict_level(plugin)], is_recovering, plugin.is_confirmed, plugin.name)
 
 

@@ -1,5 +1,6 @@
 """What the console's pages say: events in words, short names of devices, counts, pods."""
 
+import itertools
 import math
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster import codec, vocabulary
+from muster import codec, matching, vocabulary
 from muster.cli import event_texts, why
 from muster.fleet import health_state, model, usage
 from muster_console import (
@@ -69,16 +70,21 @@ def page_of(
     resources: Iterable[str] = (GPU,),
     device: str = "",
     then: datetime | None = None,
+    silence: matching.Silence | None = None,
+    **more: object,
 ) -> node_page.NodePage:
-    """Return the page of the node `a`, an hour of which is shown."""
+    """Return the page of the node `a`, an hour of which is shown; `more` is about its plugin."""
+    fleet = fleet_of(plugin(verdict, **more))
+    if silence is not None:
+        fleet.receive_silence(silence.id, silence, at=AT)
     sources = node_page.Sources(
-        state=state(plugin(verdict, devices=dict.fromkeys(resources, 4))),
+        state=state(plugin(verdict, devices=dict.fromkeys(resources, 4), **more)),
         events=[event(data, number) for number, data in enumerate(events)],
     )
     return node_page.page(
         "a",
         sources,
-        fleet_of(plugin(verdict)),
+        fleet,
         alert_history.AlertHistory(),
         shown=HOUR,
         at=AT,
@@ -622,6 +628,68 @@ def test_a_device_s_steps_follow_each_other_and_are_the_same_on_both_pages(
         values = ["", *(step.value for step in of_one)]
         assert [step.previous for step in of_one] == values[:-1]
         assert steps.of_device(sent, frozenset({device})) == of_one
+
+
+def test_a_plugin_that_health_suspects_is_a_notice_with_the_reason() -> None:
+    (shown,) = page_of(state="suspect").plugins
+    assert (shown.level, shown.verdict, shown.facts[-1]) == (
+        model.Level.NOTICE,
+        "SUSPECTED",
+        ("suspected", "silent, or it reports a problem; no verdict yet"),
+    )
+
+
+def test_a_silenced_problem_is_a_notice_on_the_whole_page() -> None:
+    stuck = health_state.Alert(fingerprint="f", node="a", kind="stuck", severity="critical")
+    silence = matching.Silence(
+        id="s1",
+        matchers=("node=a",),
+        starts_at=AT - HOUR / 4,
+        ends_at=AT + HOUR,
+        author="ann",
+        comment="replaced tomorrow",
+    )
+    shown = page_of(
+        inventory(),
+        verdict(30, "STUCK"),
+        verdict="STUCK",
+        silence=silence,
+        alerts=(stuck,),
+        evidence_age_s=20.0,
+    )
+    (only,) = shown.plugins
+    assert (shown.level, shown.silenced) == (model.Level.NOTICE, 1)
+    assert (only.level, only.silenced_at, only.evidence_at) == (
+        model.Level.NOTICE,
+        AT - HOUR / 4,
+        AT - timedelta(seconds=20),
+    )
+    bars = [(bar.level, bar.label, bar.width) for bar in shown.timeline.lanes[0].bars]
+    assert bars == [
+        ("ok", "HEALTHY", 496.0),
+        ("critical", "STUCK", 248.0),
+        ("notice", "STUCK, silenced", 248.0),
+    ]
+    assert shown.broken == {GPU: "STUCK"}
+
+
+def test_nothing_is_silenced_about_a_plugin_that_is_well() -> None:
+    (only,) = page_of(verdict="HEALTHY").plugins
+    assert (only.is_silenced, only.silenced_at, only.evidence_at) == (False, None, None)
+
+
+@pytest.mark.parametrize(
+    ("shown", "minutes"), [("15m", 2), ("1h", 10), ("6h", 60), ("1d", 180), ("7d", 1440)]
+)
+def test_the_ticks_of_a_timeline_are_round_times(shown: str, minutes: int) -> None:
+    end = AT + timedelta(minutes=7, seconds=13)
+    start = end - timeline.RANGES[shown]
+    ticks = [tick.at for tick in timeline.timeline((), (), (), start=start, end=end).ticks]
+    step = timedelta(minutes=minutes)
+    assert {later - at for at, later in itertools.pairwise(ticks)} == {step}
+    assert all((at - datetime(1970, 1, 1, tzinfo=UTC)) % step == timedelta() for at in ticks)
+    assert ticks[0] - start < step
+    assert end - ticks[-1] < step
 
 
 def test_a_plugin_that_recovers_says_how_long_it_must_be_well() -> None:

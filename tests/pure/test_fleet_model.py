@@ -178,6 +178,20 @@ def test_a_node_whose_problem_is_gone_is_shown_as_recovering() -> None:
     assert (both.label, both.plugin) == ("PLUGIN_DOWN", "other")
 
 
+def test_a_plugin_that_health_suspects_is_a_notice_before_the_verdict() -> None:
+    def shown(name: str, verdict: str | None, **more: object) -> tuple[str, Level, str]:
+        node = read(page(plugin(name, verdict, state="suspect", **more))).nodes[name]
+        return node.label, node.level, node.reason
+
+    why = "suspected: silent, or it reports a problem; no verdict yet"
+    assert shown("a", "HEALTHY") == ("SUSPECTED", Level.NOTICE, why)
+    assert shown("a", None) == ("", Level.UNKNOWN, why)
+    assert shown("a", "DEGRADED") == ("DEGRADED", Level.WARNING, why)
+    suspended = "suspended: many plugins became silent at the same time"
+    assert shown("a", "HEALTHY", frozen=True) == ("HEALTHY", Level.NOTICE, suspended)
+    assert not plugin("a", state="suspect").is_well
+
+
 def test_the_level_follows_from_alerts_verdict_and_problems() -> None:
     def level(*plugins: health_state.Plugin, alerts: tuple[health_state.Alert, ...] = ()) -> Level:
         return read(page(*plugins, alerts=alerts)).nodes["a"].level

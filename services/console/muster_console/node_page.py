@@ -50,12 +50,26 @@ class PluginView(msgspec.Struct, frozen=True, kw_only=True):
     since: datetime | None
     rule: str
     evidence: tuple[health_state.Evidence, ...]
+    evidence_at: datetime | None
+    """When the evidence of a problem was observed; None if unknown."""
     past: tuple[health_state.Evidence, ...]
     facts: tuple[tuple[str, str], ...]
     problems: tuple[str, ...]
     unhealthy: tuple[health_state.Device, ...]
     alerts: tuple[alert_groups.ShownAlert, ...]
     usages: tuple[Usage, ...]
+
+    @property
+    def is_silenced(self) -> bool:
+        """Whether all of its alerts are silenced."""
+        return bool(self.alerts) and all(alert.silence for alert in self.alerts)
+
+    @property
+    def silenced_at(self) -> datetime | None:
+        """Since when a verdict that is not well is silenced; None if it is not."""
+        if not self.is_silenced or self.verdict_level is model.Level.OK:
+            return None
+        return max(each.silence.starts_at for each in self.alerts if each.silence)
 
 
 class PodView(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,6 +104,10 @@ class NodePage(msgspec.Struct, frozen=True, kw_only=True):
     """The alerts about the node itself."""
     devices: tuple[node_devices.DeviceView, ...]
     devices_total: int
+    broken: Mapping[str, str]
+    """By resource: the verdict on the plugin that serves it and hands out no device at present."""
+    silenced: int
+    """How many of the node's alerts are silenced."""
     labels: Mapping[str, str]
     """The short names of the devices of the last inventory, by their physical id."""
     pods: tuple[PodView, ...]
@@ -173,6 +191,9 @@ def page(
         end=at,
         device=(detail.label, steps.of_device(sources.events or (), names)) if detail else None,
         labels=labels,
+        silenced={
+            each.plugin: each.silenced_at for each in plugins if each.silenced_at is not None
+        },
     )
     levels = [each.level for each in plugins] + [each.level for each in alerts]
     return NodePage(
@@ -182,6 +203,13 @@ def page(
         alerts=alerts,
         devices=tuple(devices[:DEVICES_MAX]),
         devices_total=len(devices),
+        broken={
+            resource: plugin.label
+            for plugin in view.plugins
+            if not plugin.is_confirmed
+            for resource in plugin.devices
+        },
+        silenced=summary.silenced if summary else 0,
         labels=labels,
         detail=detail,
         of_device=tuple(its[:DEVICES_MAX]),
@@ -213,20 +241,21 @@ def _plugin(
     alerts = tuple(alert_groups.show(alert, fleet, at) for alert in plugin.alerts)
     level = _OF_DRAWING[timeline.level_of(plugin.verdict or "")]
     loud = [alert.level for alert in alerts if alert.silence is None]
-    if level is model.Level.OK and plugin.problems:
+    if level is model.Level.OK and (plugin.problems or plugin.is_suspected):
         level = model.Level.NOTICE
-    elif level is model.Level.CRITICAL and not loud:
+    elif level in {model.Level.CRITICAL, model.Level.WARNING} and not loud:
         level = model.Level.NOTICE if alerts else model.Level.WARNING
     return PluginView(
         name=plugin.name,
         plugin=plugin.plugin,
         level=min([level, *loud], key=_rank),
-        verdict=plugin.verdict or "UNKNOWN",
+        verdict=(plugin.label if plugin.is_suspected else plugin.verdict) or "UNKNOWN",
         verdict_level=level,
         faulty=tuple(node_devices.faulty(devices, plugin)),
         since=plugin.since,
         rule=plugin.rule,
         evidence=plugin.evidence,
+        evidence_at=_evidence_at(plugin, at),
         past=plugin.past,
         facts=tuple(_facts(plugin, at)),
         problems=plugin.problems,
@@ -242,6 +271,12 @@ def _plugin(
             for name, total in sorted(plugin.devices.items())
         ),
     )
+
+
+def _evidence_at(plugin: health_state.Plugin, at: datetime) -> datetime | None:
+    if plugin.evidence_age_s is None or plugin.verdict == vocabulary.Verdict.HEALTHY:
+        return None
+    return at - timedelta(seconds=plugin.evidence_age_s)
 
 
 def _facts(plugin: health_state.Plugin, at: datetime) -> Iterable[tuple[str, str]]:
@@ -263,10 +298,16 @@ def _facts(plugin: health_state.Plugin, at: datetime) -> Iterable[tuple[str, str
         if abs(plugin.clock_skew_s) >= 1:
             side = "behind" if plugin.clock_skew_s > 0 else "ahead of"
             yield "clock", f"{abs(plugin.clock_skew_s):.1f} s {side} health's"
-    if plugin.is_suspended:
-        yield "suspended", "many plugins went silent together: no verdict until this ends"
+    yield from _doubts(plugin)
     if plugin.instance:
         yield "instance", plugin.instance
+
+
+def _doubts(plugin: health_state.Plugin) -> Iterable[tuple[str, str]]:
+    if plugin.is_suspected:
+        yield "suspected", "silent, or it reports a problem; no verdict yet"
+    if plugin.is_suspended:
+        yield "suspended", "many plugins went silent together: no verdict until this ends"
 
 
 def _fingerprints(events: Iterable[codec.CloudEvent]) -> set[str]:

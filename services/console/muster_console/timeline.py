@@ -5,7 +5,7 @@ Positions are in the units of the drawing, which is `WIDTH` wide.
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Final
 
 import msgspec
@@ -28,10 +28,18 @@ MARKS_MAX: Final = 300
 DEVICES_MAX: Final = 8
 """How many faulty devices have a lane of their own."""
 _BARS_MAX: Final = 200
+_SILENCED: Final = ", silenced"
 _BAR_MIN: Final = 2.5
-_NAMED_MIN: Final = 70.0
-"""The minimum width of a bar that shows its verdict as text."""
-_TICKS: Final = 6
+_LETTER: Final = 7.6
+_NAME_MARGIN: Final = 12.0
+"""A bar shows its verdict as text if that many letters fit."""
+_TICKS_MAX: Final = 8
+_STEPS: Final = tuple(
+    timedelta(minutes=minutes)
+    for minutes in (1, 2, 5, 10, 15, 30, 60, 120, 180, 360, 720, 1440, 2880)
+)
+"""The possible distances between two ticks."""
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _WELL: Final = {
     vocabulary.Verdict.HEALTHY.value: "ok",
     vocabulary.Verdict.MAINTENANCE.value: "notice",
@@ -126,28 +134,29 @@ def timeline(
     end: datetime,
     device: tuple[str, Sequence[steps.Step]] | None = None,
     labels: Mapping[str, str] | None = None,
+    silenced: Mapping[str, datetime] | None = None,
 ) -> Timeline:
     """Return the timeline of a node between two times; `events` are in order of time.
 
     `device` is the name of a device, and how its health changed; `events` are then about that
     device only.
-    `labels` are the names of devices.
+    `labels` are the names of devices. `silenced` says, by plugin, since when its present problem
+    is silenced.
     """
     scale = _Scale(start, end)
     marks = [*_event_marks(events, scale), *_delivery_marks(deliveries, scale)]
     marks.sort(key=lambda mark: mark.at)
-    count = _TICKS
     if device:
         lanes, faulty = [_device_lane(*device, scale)], []
     else:
-        lanes, faulty = _lanes(events, plugins, scale), _device_lanes(events, labels or {}, scale)
-    ticks = (start + (end - start) * (number / count) for number in range(count + 1))
+        lanes = _lanes(events, plugins, scale, silenced or {})
+        faulty = _device_lanes(events, labels or {}, scale)
     return Timeline(
         lanes=(*lanes, *faulty[:DEVICES_MAX]),
         devices_more=max(0, len(faulty) - DEVICES_MAX),
         marks=tuple(marks[-MARKS_MAX:]),
         marks_total=len(marks),
-        ticks=tuple(Tick(x=scale.x(at), at=at) for at in ticks),
+        ticks=tuple(Tick(x=scale.x(at), at=at) for at in _ticks(start, end)),
         start=start,
         end=end,
     )
@@ -163,6 +172,15 @@ def fitting(began: datetime | None, at: datetime) -> str:
     if began is None:
         return "1h"
     return next((name for name, length in RANGES.items() if length >= (at - began) * 1.5), "7d")
+
+
+def _ticks(start: datetime, end: datetime) -> Iterable[datetime]:
+    """Yield round times, all at the same distance."""
+    step = next((each for each in _STEPS if (end - start) / each <= _TICKS_MAX), _STEPS[-1])
+    at = start + (_EPOCH - start) % step
+    while at <= end:
+        yield at
+        at += step
 
 
 class _Scale:
@@ -189,7 +207,10 @@ def level_of(verdict: str) -> str:
 
 
 def _lanes(
-    events: Sequence[codec.CloudEvent], plugins: Iterable[health_state.Plugin], scale: _Scale
+    events: Sequence[codec.CloudEvent],
+    plugins: Iterable[health_state.Plugin],
+    scale: _Scale,
+    silenced: Mapping[str, datetime],
 ) -> list[Lane]:
     of_plugins = steps.of_plugins(events)
     names: dict[str, str] = {}
@@ -203,7 +224,15 @@ def _lanes(
             names.setdefault(event.data.plugin, event.data.watched or event.data.plugin)
     return [
         Lane(
-            name=names[plugin], bars=tuple(_bars(of_plugin, current.get(plugin, ("", None)), scale))
+            name=names[plugin],
+            bars=tuple(
+                _bars(
+                    of_plugin,
+                    current.get(plugin, ("", None)),
+                    scale,
+                    silenced_at=silenced.get(plugin),
+                )
+            ),
         )
         for plugin, of_plugin in sorted(of_plugins.items())
     ]
@@ -247,8 +276,12 @@ def _bars(
     scale: _Scale,
     *,
     unknown: str = "no verdict known",
+    silenced_at: datetime | None = None,
 ) -> Iterable[Bar]:
-    """Yield one bar for each value; the first bar has the value before the first change."""
+    """Yield one bar for each value; the first bar has the value before the first change.
+
+    If the last value is silenced, a bar of its own begins where the silence does.
+    """
     shown = changes[-_BARS_MAX:]
     value, since = current
     first = shown[0].previous if shown else value
@@ -256,19 +289,27 @@ def _bars(
     begins += [(min(max(s.at, scale.start), scale.end), s.value, s.reason) for s in shown]
     if not shown and since is not None and since > scale.start:
         begins = [(scale.start, "", ""), (min(since, scale.end), value, "")]
+    if silenced_at is not None:
+        begin, name, _ = begins[-1]
+        begins.append((min(max(begin, silenced_at), scale.end), name, _SILENCED))
     ends = [begin for begin, _, _ in begins[1:]] + [scale.end]
     for (begin, name, reason), end in zip(begins, ends, strict=True):
+        if reason is not _SILENCED and silenced_at is not None and begin == end:
+            continue  # it is silenced from its start
         x, width = scale.x(begin), scale.x(end) - scale.x(begin)
         if end <= scale.start and scale.start < scale.end:
             continue  # the bar ends before the timeline begins
         width = max(_BAR_MIN, width)
-        shown_name = name or unknown
+        is_silenced = reason is _SILENCED
+        why = "" if is_silenced else reason
+        shown_name = f"{name or unknown}{_SILENCED if is_silenced else ''}"
+        is_named = width >= len(shown_name) * _LETTER + _NAME_MARGIN
         yield Bar(
             x=x,
             width=round(width, 1),
-            level=level_of(name),
-            title=f"{shown_name} from {begin:%H:%M:%S} to {end:%H:%M:%S} UTC{reason}",
-            label=shown_name if width >= _NAMED_MIN else "",
+            level="notice" if is_silenced else level_of(name),
+            title=f"{shown_name} from {begin:%H:%M:%S} to {end:%H:%M:%S} UTC{why}",
+            label=shown_name if is_named else "",
         )
 
 
