@@ -147,7 +147,7 @@ def test_a_node_that_fell_silent_is_shown_with_its_evidence_and_changes(tmp_path
             assert f"node.b {PLUGIN} is PLUGIN_DOWN since " in out
             assert "(silent_and_nobody_listens)\n" in out
             nobody = (
-                r"  evidence   at \d\d:\d\d:\d\d: probe: nobody is subscribed to the plugin's subj"
+                r"  evidence   at \d\d:\d\d:\d\d: probe: no process is subscribed to the plugin's "
             )
             assert re.search(nobody, out)
             wrong = f"  faulty     {GPU} g0: device_unhealthy: XID\N{REPLACEMENT CHARACTER}[31m 79"
