@@ -278,7 +278,7 @@ def test_an_alert_becomes_a_fact_with_a_name_of_its_own() -> None:
         devices=("g0",),
         devices_total=1,
         evidence=each,
-        advice="move the pods named in the alert; look up the code in the runbook",
+        advice="move the pods that use it; look up the fault in the runbook",
         runbook="https://run/device_unhealthy.html",
         leader=7,
     )

@@ -332,7 +332,7 @@ FAULTS: Final = (
         heal=start,
         verdict=Verdict.PLUGIN_DOWN,
         alert=AlertKind.PLUGIN_DOWN,
-        evidence=("connection closed", "nobody is subscribed", "CrashLoopBackOff"),
+        evidence=("connection closed", "no process is subscribed", "CrashLoopBackOff"),
         has_holder=True,
     ),
     Fault(

@@ -315,7 +315,7 @@ _ADVICE: Final = {
     AlertKind.FLAPPING: "find out when the plugin restarts, and what happens just before",
     AlertKind.SPLIT_BRAIN: "stop the older of the two processes",
     AlertKind.DEGRADED: "check the node's load and the health checker that the evidence names",
-    AlertKind.DEVICE_UNHEALTHY: "move the pods named in the alert; look up the code in the runbook",
+    AlertKind.DEVICE_UNHEALTHY: "move the pods that use it; look up the fault in the runbook",
     AlertKind.DEVICE_DEGRADED: "watch the device; plan a replacement",
     AlertKind.DEVICE_UNMONITORED: "a fault would go unnoticed: find out why it cannot be monitored",
     AlertKind.DEVICES_SHORT: "look for the missing devices: lspci, dmesg, cables",
