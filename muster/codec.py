@@ -138,7 +138,7 @@ def encode(
 
 
 def dump(event: CloudEvent) -> bytes:
-    """Return an event as CloudEvents 1.0 JSON; an event from `decode` is written unchanged."""
+    """Return an event as CloudEvents 1.0 JSON; one from `decode` keeps all fields known here."""
     return msgspec.json.encode(
         _Envelope(
             specversion="1.0",

@@ -49,7 +49,7 @@ def check_address(address: str) -> str:
 
 
 def read_state(url: str, query: str = "", *, host: str = "") -> health_state.State:
-    """Return the state of the health service at a URL; blocks for seconds at most.
+    """Return the state of the health service at a URL; with a query, blocks for seconds at most.
 
     `query` is what `/state` accepts: `node=NAME`, or `nodes=500&after=NAME`. `host` is the server's
     name if the URL has only its address. Raises ConnectionError or UnreadableState.
@@ -90,7 +90,8 @@ class Replicas:
     def read(self, query: str) -> health_state.State:
         """Return the leader's state, or the state of any replica if none leads.
 
-        Blocks for seconds at most. Raises ConnectionError if none answers, or UnreadableState.
+        Blocks for seconds at most per replica. Raises ConnectionError if none answers, or
+        UnreadableState.
         """
         other: health_state.State | None = None
         problem: ConnectionError | None = None

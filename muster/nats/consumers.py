@@ -85,9 +85,9 @@ async def follow(
 
     With `after`, events start after that position in the stream. A position that the stream has not
     reached belongs to an earlier stream; then events start at the beginning of this stream. With
-    `is_newest_first`, events start with the newest stored event of each subject. No consumer
-    remains on the server afterwards. Malformed messages are counted and skipped, and messages that
-    `wants` rejects are not decoded.
+    `is_newest_first`, events start with the newest stored event of each subject. The server removes
+    the consumer `jetstream.ABANDONED_S` after the last read. Malformed messages are counted and
+    skipped, and messages that `wants` rejects are not decoded.
     """
     whole = _Whole()
     config = api.ConsumerConfig(

@@ -210,7 +210,7 @@ class Reporter:
 
 
 def fit_heartbeat(heartbeat: vocabulary.Heartbeat, bytes_max: int) -> vocabulary.Heartbeat:
-    """Cut the texts of a heartbeat until it has at most `bytes_max` bytes.
+    """Cut the texts of a heartbeat until it has at most `bytes_max` bytes, if possible.
 
     Consumers reject larger heartbeats. The numbers remain complete, and the events contain the full
     texts.

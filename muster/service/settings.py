@@ -103,7 +103,8 @@ def only(documents: list[Any], shape: type[Settings], *, source: str, file: str 
     """Return the single document of a file, or of the ConfigMap that contains it.
 
     If the manifests of several programs are given, the ConfigMap's file named `file` is used.
-    Raises BadSettings unless there is exactly one document.
+    Returns None for an empty file. Raises BadSettings for several documents, or for manifests
+    without exactly one configuration.
     """
     manifests = [d for d in documents if isinstance(d, dict) and "kind" in d]
     if not manifests:

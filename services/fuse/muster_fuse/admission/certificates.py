@@ -36,7 +36,7 @@ class Issued:
 
 
 def issue(names: Sequence[str], *, at: float, lifetime_s: float) -> Issued:
-    """Issue a certificate for the host names, valid for `lifetime_s` from `at`."""
+    """Issue a certificate for the host names, valid until `lifetime_s` after `at`."""
     ca_key, key = ec.generate_private_key(_CURVE), ec.generate_private_key(_CURVE)
     ca_id = x509.SubjectKeyIdentifier.from_public_key(ca_key.public_key())
     # authorities that are trusted at the same time must have different names
@@ -86,7 +86,7 @@ def validity(certificate: bytes, key: bytes, names: Sequence[str]) -> renewal.Va
 
 
 def trusted(authorities: Sequence[bytes], *, at: float) -> bytes:
-    """Return the unexpired authorities as PEM, without duplicates, newest first."""
+    """Return the newest unexpired authorities as PEM, without duplicates, newest first."""
     valid: dict[bytes, float] = {}
     for pem in authorities:
         with contextlib.suppress(ValueError):

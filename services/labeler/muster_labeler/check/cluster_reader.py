@@ -198,7 +198,7 @@ class ClusterReader:
         return []
 
     async def reports(self, namespace: str) -> tuple[dict[str, sources.Kinds], frozenset[str]]:
-        """Return the plugins' reports from the labeler's ConfigMap; empty if it does not exist."""
+        """Return the plugins' reports from the labeler's ConfigMap; empty if it is unreadable."""
         path = f"/api/v1/namespaces/{namespace}/configmaps/{projection.INVENTORY_CONFIG_MAP}"
         answer = await self._api.request("GET", path, timeout_s=self._left_s())
         if not answer.is_ok:

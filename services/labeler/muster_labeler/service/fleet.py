@@ -71,7 +71,7 @@ class Fleet:
         return None
 
     def observe_inventory(self, event: codec.CloudEvent) -> bool:
-        """Store a plugin's inventory; return False if it is not newer than the stored inventory.
+        """Store a plugin's inventory; return False if it is refused, or older than what is stored.
 
         This takes the same time however many plugins and nodes there are.
         """

@@ -216,7 +216,7 @@ def group_replicas(
 
 
 def fit_list(devices: Sequence[vocabulary.Device], fits: Fits) -> Listing:
-    """Return the devices as a list, shortened until it fits."""
+    """Return the devices as a list, shortened until it fits or cannot be shortened further."""
     if fits(tuple(devices)):
         return Listing(tuple(devices))
     every = sum(device.count for device in devices)
