@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Final
 
 import cyclopts
@@ -50,6 +51,7 @@ _PAST_AGE: Final = timedelta(days=1)
 _NODE_EVENTS_MAX: Final = 2_000
 _END_S: Final = 5.0
 _NO_TERMINAL: Final = frozenset({"", "dumb", "unknown"})
+_SUSPENDED_STATES: Final = frozenset({"T", "t"})
 _STYLES: Final = {
     Tone.PLAIN: rich.style.Style(),
     Tone.DIM: rich.style.Style(dim=True),
@@ -133,6 +135,18 @@ async def show(
             raise failure
     if terminal.return_code:
         raise RuntimeError("the page has failed for the reason above")
+
+
+def with_suspension(process: rows.Process) -> rows.Process:
+    """Return the process; its problem says if a signal has suspended it, where /proc has that."""
+    if process.pid is None or process.problem:
+        return process
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        # proc(5): the state follows the name, which is in parentheses
+        text = Path(f"/proc/{process.pid}/stat").read_text(errors="replace")
+        if text.rpartition(")")[2].split()[0] in _SUSPENDED_STATES:
+            return process._replace(problem="suspended")
+    return process
 
 
 async def _draw(terminal: "Terminal") -> None:
@@ -336,7 +350,7 @@ class Terminal(textual.app.App[None]):
         if fresh:
             self.page.receive_events(fresh)
         if self._local is not None:
-            self.page.receive_processes(self._local.processes())
+            self.page.receive_processes(map(with_suspension, self._local.processes()))
             at = datetime.now(UTC)
             self.page.receive_events(rows.note(line, at) for line in self._local.lines())
         now = asyncio.get_running_loop().time()

@@ -58,6 +58,8 @@ class Context(NamedTuple):
     """The width of the page."""
     widest: int = 0
     """The width of the longest name of a node."""
+    label_width: int = 0
+    """The width of the longest verdict or kind of alert of a node."""
     has_places: bool = False
     """Whether pools or zones are known."""
     in_use: Mapping[tuple[str, str], int] = types.MappingProxyType({})
@@ -112,6 +114,8 @@ class Listing(Generic[T]):
         self.widest = 0
         """The width of the longest name of a node."""
         self._sort = 0
+        self._hidden: set[str] = set()
+        """The names of the columns that were not shown last."""
         self._required: list[str] = []
         self._refused: list[str] = []
         self._items: dict[str, T] = {}
@@ -188,8 +192,10 @@ class Listing(Generic[T]):
         self._rebuild(chosen, was_at_end=was_at_end)
 
     def next_order(self) -> None:
-        """Sort by the next order."""
+        """Sort by the next order; orders by a column that is not shown are skipped."""
         self._sort = (self._sort + 1) % len(self.kind.sorts)
+        while self.order in self._hidden:
+            self._sort = (self._sort + 1) % len(self.kind.sorts)
         self.cursor = self.first = 0
         self._rebuild(None, was_at_end=False)
 
@@ -206,6 +212,8 @@ class Listing(Generic[T]):
         """Return the headings and the rows around the cursor."""
         context = context._replace(widest=self.widest)
         columns = self.kind.columns(context)
+        width = context.width
+        self._hidden = {column.heading.lower() for column in columns if column.shown_from > width}
         headings = [Part(column.heading, Tone.DIM) for column in columns]
         lines = [row_line(columns, headings, context.width)]
         self.scroll(height - 1)
@@ -223,14 +231,16 @@ class Listing(Generic[T]):
             lines.append(fit_line([Part(f" {empty}", Tone.DIM)], context.width))
         return lines
 
-    def some(self, context: Context, start: int, count: int) -> list[Line]:
-        """Return some rows, without headings and cursor."""
+    def lines_of(self, context: Context, items: Iterable[T]) -> list[Line]:
+        """Return these items as rows, without headings and cursor."""
         context = context._replace(widest=self.widest)
         columns = self.kind.columns(context)
-        return [
-            row_line(columns, self.kind.cells(item, context), context.width)
-            for item in self.rows(max(0, start), count)
-        ]
+        return [row_line(columns, self.kind.cells(item, context), context.width) for item in items]
+
+    def shows(self, key: str) -> bool:
+        """Return whether there is an item with this key, and it passes the filter."""
+        item = self._items.get(key)
+        return item is not None and self._passes(item)
 
     def _position(self, item: T) -> int | None:
         """Return the row of an item; None if it is not shown."""
@@ -376,11 +386,3 @@ def _cells(character: str) -> int:
     if unicodedata.category(character) in {"Mn", "Me"}:
         return 0
     return 2 if unicodedata.east_asian_width(character) in {"W", "F"} else 1
-
-
-def title(text: str, width: int) -> Line:
-    """Return a rule with a title."""
-    rule = "─" * max(0, width - len(text) - 5)
-    return fit_line(
-        [Part(" ─ ", Tone.DIM), Part(text, Tone.DIM), Part(f" {rule}", Tone.DIM)], width
-    )

@@ -3,13 +3,15 @@
 import collections
 import enum
 import heapq
-from collections.abc import Iterable, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from typing import Any, Final, TypeVar, assert_never
 
 import msgspec
 
-from muster import escaping, wording
+from muster import escaping
+from muster.cli import top_bars as bars
 from muster.cli import top_details as details
 from muster.cli import top_lists as lists
 from muster.cli import top_rows as rows
@@ -21,8 +23,6 @@ T = TypeVar("T")
 EVENTS_MAX: Final = 1_000
 ALERTS_MAX: Final = 2_000
 _DETAILS_MAX: Final = 8
-_NOTES_MAX: Final = 3
-_NOTE_LINES: Final = 2
 _PANE_ALERTS: Final = 5
 _PANE_LINES: Final = 7
 _PANE_EVENTS: Final = 5
@@ -68,6 +68,7 @@ class Page:
         self._numbered = 0
         self._body_height = 1
         self._has_places = False
+        self._label_width = 0
         self._levels: collections.Counter[model.Level] = collections.Counter()
         self._lists: dict[View, lists.Listing[Any]] = {
             View.FLEET: self.nodes,
@@ -98,6 +99,7 @@ class Page:
             urgent = [node.level for node in nodes if node.level is not model.Level.OK]
             self._levels = collections.Counter(urgent)
             self._levels[model.Level.OK] = len(nodes) - len(urgent)
+            self._label_width = max((lists.width_of(node.label) for node in nodes), default=0)
             self._has_places = any(node.pool or node.zone for node in nodes)
             if self.view is View.RESOURCES:
                 self._receive_resources()
@@ -257,10 +259,18 @@ class Page:
 
         `problem` is why the state is old or incomplete, `bus_problem` why changes arrive late.
         """
-        width = max(width, _WIDTH_MIN)
-        top = [self._header(width, is_old=bool(problem and self.nodes.total))]
+        counts = self._counts(is_old=bool(problem and self.nodes.total))
+        if width < bars.WIDTH_MIN or height < bars.HEIGHT_MIN:
+            return bars.too_small(counts, max(width, _WIDTH_MIN), height)
+        top = [bars.header(counts, width)]
         top += self._notes(width, problem, bus_problem)
-        context = lists.Context(now, width, has_places=self._has_places, in_use=self.in_use)
+        context = lists.Context(
+            now,
+            width,
+            label_width=self._label_width,
+            has_places=self._has_places,
+            in_use=self.in_use,
+        )
         left = max(1, height - len(top) - 2)
         self._body_height = max(1, left - 1)
         body = self._body(context, left)
@@ -269,28 +279,16 @@ class Page:
         lines += [blank] * (height - 1 - len(lines))
         return [*lines[: height - 1], self._keys(width)]
 
-    def _header(self, width: int, *, is_old: bool) -> Line:
-        counts = ", ".join(
-            f"{self._levels[each]} {each}" for each in model.Level if self._levels[each]
-        )
-        nodes = wording.counted(self.nodes.total, "node")
-        worst = next((level for level in model.Level if self._levels[level]), None)
-        tone = Tone.GOOD if worst is model.Level.OK else Tone.STRONG
-        parts = [Part(" muster  ", Tone.DIM), Part(nodes, Tone.STRONG)]
-        if counts:
-            parts.append(Part(f": {counts}", Tone.BAD if worst is model.Level.CRITICAL else tone))
-        if is_old:
-            parts.append(Part(" (old)", Tone.BAD))
-        parts.append(Part(f"   {self._alert_count()}"))
+    def _counts(self, *, is_old: bool) -> bars.Counts:
         console = next((line for line in self._about if line.startswith("console ")), "")
-        address = Part("".join(f"   {word}" for word in console.split()[1:2]), Tone.DIM)
-        fits = sum(lists.width_of(part.text) for part in (*parts, address)) <= width
-        return lists.fit_line([*parts, address] if fits else parts, width)
-
-    def _alert_count(self) -> str:
-        total = len(self._fleet.alerts)
-        text = f"{wording.counted(total, 'alert')} firing" if total else "no alert is firing"
-        return f"{text}, {self._silenced} silenced" if self._silenced else text
+        return bars.Counts(
+            nodes=self.nodes.total,
+            levels=self._levels,
+            alerts=len(self._fleet.alerts),
+            silenced=self._silenced,
+            is_old=is_old,
+            address="".join(console.split()[1:2]),
+        )
 
     def _notes(self, width: int, problem: str, bus_problem: str) -> list[Line]:
         """Return why the shown state may be wrong, the most important reason first."""
@@ -298,39 +296,29 @@ class Page:
         notes = [Part(f" {word} {problem}", Tone.BAD)] if problem else []
         notes += [Part(f" NATS {bus_problem}", Tone.BAD)] if bus_problem else []
         notes += [Part(f" NOTE {note}", Tone.WARNING) for note in self._fleet.caveats()]
-        if len(notes) > _NOTES_MAX:
-            more = wording.counted(len(notes) - _NOTES_MAX + 1, "more note")
-            notes[_NOTES_MAX - 1 :] = [Part(f" NOTE and {more}: `muster status`", Tone.WARNING)]
-        return lists.wrapped_parts(notes, width, most=_NOTE_LINES)
+        return bars.notes(notes, width)
 
     def _tabs(self, width: int) -> Line:
         """Return the names of the views, or of the item shown in full, and the position in it."""
-        left = [Part(" ")]
-        for number, view in enumerate(self._views(), 1):
-            is_open = view is self.view
-            left += [Part(f" {number} {view} ", Tone.CHOSEN if is_open else Tone.PLAIN), Part(" ")]
-        if self._details:
-            trail = " > ".join([self.view, *(detail.title for detail in self._details)])
-            left = [Part(f" {escaping.plain(trail)}", Tone.STRONG)]
-        right = self._position()
-        room = width - lists.width_of(right) - 2
-        if room < sum(lists.width_of(part.text) for part in left) and not self._details:
-            return lists.fit_line(left, width)
-        return lists.fit_line([*lists.fit_line(left, room), Part(f" {right}", Tone.DIM)], width)
-
-    def _position(self) -> str:
-        """Return what part of the list is on the screen, and in which order."""
         if self._details:
             detail = self._details[-1]
             last = min(detail.first + self._body_height + 1, detail.total)
-            return f"lines {min(detail.first + 1, last)}-{last} of {detail.total}"
+            position = f"lines {min(detail.first + 1, last)}-{last} of {detail.total}"
+            return bars.trail([self.view, *(d.title for d in self._details)], position, width)
+        return bars.tabs(self._views(), self.view, self._positions(), width)
+
+    def _positions(self) -> list[str]:
+        """Return what part of the list is on the screen and in which order, the longest first."""
         listing = self._lists[self.view]
         count = f"{min(listing.cursor + 1, len(listing))}/{len(listing)}"
-        if listing.filter and not self.is_typing:
-            count += f" with {escaping.plain(listing.filter)!r}"
         if self.view is View.EVENTS and not listing.is_at_end:
-            return f"{count}, end: follow"
-        return f"{count} by {listing.order}"
+            texts = [f"{count}, end: follow"]
+        else:
+            texts = [f"{count} by {listing.order}"]
+        if listing.filter and not self.is_typing:
+            filtered = f"{count} with {escaping.plain(listing.filter)!r}"
+            texts.insert(0, texts[0].replace(count, filtered, 1))
+        return [*texts, count]
 
     def _body(self, context: lists.Context, height: int) -> list[Line]:
         if self._details:
@@ -346,55 +334,66 @@ class Page:
 
     def _overview(self, context: lists.Context, height: int) -> list[Line]:
         """Return the nodes, and below them the most urgent alerts and the newest events."""
-        alerts = [
-            line
-            for item in self.alerts.rows(0, _PANE_ALERTS)
-            for line in rows.alert_block(item, context._replace(widest=self.alerts.widest))
-        ][:_PANE_LINES]
+        is_filtered = bool(self.nodes.filter)
+        whose = " of these nodes" if is_filtered else ""
+        listed = [*itertools.islice(self._of_shown_nodes(self.alerts), _PANE_ALERTS)]
+        context = context._replace(widest=self.alerts.widest)
+        alerts = [line for item in listed for line in rows.alert_block(item, context)]
+        alerts = alerts[:_PANE_LINES]
         needed = max(len(self.nodes), 1) + 1
         room = height - _PANE_EVENTS - (len(alerts) + 1 if alerts else 0)
-        nodes_height = min(needed, max(height // 2, room))
+        nodes_height = min(needed, max(height // 2, room, min(_PANE_MIN, height)))
         lines = self.nodes.lines(context, nodes_height)[:nodes_height]
         left = height - nodes_height
         if alerts and left > _PANE_MIN:
-            lines += [lists.title("alerts", context.width), *alerts[: left - 1]]
+            lines += [bars.title(f"alerts{whose}", context.width), *alerts[: left - 1]]
             left = height - len(lines)
         if left >= _PANE_MIN:
-            lines.append(lists.title("newest events", context.width))
-            room = left - 1
-            lines += self.events.some(context, len(self.events) - room, room)
+            lines.append(bars.title(f"newest events{whose}", context.width))
+            newest = itertools.islice(self._of_shown_nodes(self.events, backwards=True), left - 1)
+            lines += self.events.lines_of(context, [*newest][::-1])
         return lines
+
+    def _of_shown_nodes(self, listing: lists.Listing[T], *, backwards: bool = False) -> Iterator[T]:
+        """Yield the items of a list whose nodes pass the filter of the nodes."""
+        every = listing.rows(0, len(listing))
+        for item in reversed(every) if backwards else every:
+            if not self.nodes.filter or self.nodes.shows(listing.kind.node(item)):
+                yield item
 
     def _keys(self, width: int) -> Line:
         if self.is_typing:
-            text = escaping.plain(self._lists[self.view].filter)
-            hint = Part("   enter keeps, esc clears", Tone.DIM)
-            return lists.fit_line([Part(" / ", Tone.STRONG), Part(f"{text}_"), hint], width)
-        actions = self._actions()
-        needed = sum(len(key) + len(what) + 4 for key, what in actions)
-        gap = " " * (3 if needed <= width else 1)
-        parts = [Part(" ")]
-        for key, what in actions:
-            parts += [Part(key, Tone.STRONG), Part(f" {what}{gap}")]
-        return lists.fit_line(parts, width)
+            return bars.typing(self._lists[self.view].filter, width)
+        return bars.keys(self._actions(), width)
 
-    def _actions(self) -> list[tuple[str, str]]:
-        last = [("?", "help, addresses" if self._about else "help"), ("q", self._quits)]
+    def _actions(self) -> list[bars.Action]:
+        last = [bars.Action("?", "help", rank=2), bars.Action("q", self._quits)]
+        if self._about:
+            last[0] = bars.Action("?", "help, addresses", "help", rank=2)
         if self._details:
-            why = [] if self._details[-1].is_why or not self._details[-1].node else [("w", "why")]
-            return [("esc", "back"), *why, ("space", "next page"), *last]
+            detail = self._details[-1]
+            why = [] if detail.is_why or not detail.node else [bars.Action("w", "why", rank=3)]
+            return [
+                bars.Action("esc", "back"),
+                *why,
+                bars.Action("space", "next page", rank=3),
+                *last,
+            ]
         match self.view:
             case View.FLEET:
-                enter = [("enter", "why")]
+                enter = [bars.Action("enter", "why", rank=1)]
             case View.ALERTS | View.EVENTS:
-                enter = [("enter", "open"), ("w", "why")]
+                enter = [bars.Action("enter", "open", rank=1), bars.Action("w", "why", rank=3)]
             case View.RESOURCES:
-                enter = [("enter", "its nodes")]
+                enter = [bars.Action("enter", "its nodes", rank=1)]
             case View.PROCESSES:
-                enter = [("enter", "open")]
+                enter = [bars.Action("enter", "open", rank=1)]
             case _:
                 assert_never(self.view)
-        keys, kept = [*enter, ("/", "filter"), ("s", "sort")], self._lists[self.view].filter
-        back = [("esc", "back")] if self.view is not View.FLEET else []
-        clear = [("esc", f"clear filter {escaping.plain(kept)!r}")]
-        return [*clear, *keys, *last] if kept else [*keys, *back, *last]
+        keys = [*enter, bars.Action("/", "filter", rank=3), bars.Action("s", "sort", rank=4)]
+        kept = self._lists[self.view].filter
+        if kept:
+            whole = f"clear filter {escaping.plain(kept)!r}"
+            return [bars.Action("esc", whole, "clear filter"), *keys, *last]
+        back = [bars.Action("esc", "back", rank=2)] if self.view is not View.FLEET else []
+        return [*keys, *back, *last]

@@ -60,7 +60,7 @@ def node_columns(context: lists.Context) -> tuple[Column, ...]:
     return (
         Column("NODE", name),
         Column("STATE", 8),
-        Column("VERDICT", 12),
+        Column("VERDICT", max(12, min(context.label_width, context.width // 4))),
         Column("SINCE", 5, is_right=True),
         Column("ALERTS", 8, is_right=True),
         Column("DEVICES", 18, weight=1),
@@ -93,8 +93,7 @@ def alert_columns(context: lists.Context) -> tuple[Column, ...]:
     return (
         Column("FOR", 5, is_right=True),
         Column("SEVERITY", 8),
-        # summaries name the node
-        Column("NODE", max(4, min(context.widest, context.width // 5)), shown_from=_NARROW),
+        Column("NODE", max(4, min(context.widest, context.width // 5))),
         Column("KIND", 20, shown_from=_NARROW),
         Column("SUMMARY", 12, weight=1),
     )

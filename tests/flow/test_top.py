@@ -114,7 +114,7 @@ def test_muster_up_and_muster_top_are_played_at_80x24_and_at_200x50(tmux: Tmux) 
 
     tmux.open("large", 200, 50, *COMMAND, "top")
     lines = tmux.until("large", "1 critical", "PROBLEM", "XID 79")
-    assert "has fallen off the bus" in lines[3]
+    assert "has fallen off" in lines[3]
     tmux.press("large", "/", "node-a", "Enter")
     tmux.until("large", "1/1 with 'node-a' by urgency")
     tmux.press("large", "Escape")
@@ -125,7 +125,7 @@ def test_muster_up_and_muster_top_are_played_at_80x24_and_at_200x50(tmux: Tmux) 
     silencing = ("--duration", "1h", "--comment", "known", "--author", "ann")
     assert muster("silence", "add", 'node="node-b"', *silencing)[0] == 0
     tmux.press("large", "2")
-    tmux.until("large", "1 alert firing, 1 silenced", "by ann] nvidia.com/gpu GPU-")
+    tmux.until("large", "1 alert firing (1 silenced)", "by ann] nvidia.com/gpu GPU-")
 
     assert muster("break", "health")[0] == 0
     tmux.until("large", "1 ok (old)", " OLD  health has not answered for")

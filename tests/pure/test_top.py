@@ -126,8 +126,8 @@ def test_the_first_screen_has_the_most_urgent_first_and_fits_into_80_columns() -
         " node-c  WARNING   STUCK            2h         1  gpu 8/8 listed",
         " node-a  OK        HEALTHY          2h         -  gpu 8/8",
         " ─ alerts ─────────────────────────────────────────────────────────────────────",
-        "    3m  critical  device-plugin on node-b is stuck",
-        "    3m  warning   device-plugin on node-c is stuck",
+        "    3m  critical  node-b  device-plugin on node-b is stuck",
+        "    3m  warning   node-c  device-plugin on node-c is stuck",
         " ─ newest events ──────────────────────────────────────────────────────────────",
         f" {T0.astimezone():%H:%M:%S}  node-a  plugin.stopping p stops (signal), not expected back",
         "",
@@ -142,7 +142,106 @@ def test_the_address_of_the_console_is_in_the_first_line_where_it_fits() -> None
     page.receive_fleet(T0)
     first = " muster  1 node: 1 ok   no alert is firing"
     assert screen(page, height=14)[0] == f"{first}   http://127.0.0.1:8630/"
-    assert screen(page, width=60, height=14)[0] == first
+    assert screen(page, width=60, height=14)[0] == (
+        " muster  1 node: 1 ok   no alert   http://127.0.0.1:8630/"
+    )
+    assert screen(page, width=50, height=14)[0] == (
+        " 1 node: 1 ok   no alert   http://127.0.0.1:8630/"
+    )
+    assert screen(page, width=45, height=14)[0] == " 1 node  no alert  http://127.0.0.1:8630/"
+    assert screen(page, width=40, height=14)[0] == " muster  1 node: 1 ok   no alert"
+
+
+def test_words_are_dropped_from_the_first_line_before_the_address_is() -> None:
+    about = ["console         http://127.0.0.1:8630  pid 7"]
+    known = fleet(
+        plugin("node-a"),
+        plugin("node-b", alert("node-b")),
+        plugin("node-c", alert("node-c", kind="missing")),
+    )
+    known.receive_silence("s1", silence('node="node-b"'), at=T0)
+    page = top_page.Page(known, about=about)
+    page.receive_fleet(T0)
+    assert screen(page, 120)[0] == (
+        " muster  3 nodes: 1 critical, 1 notice, 1 ok   2 alerts firing (1 silenced)"
+        "   http://127.0.0.1:8630"
+    )
+    assert screen(page)[0] == (
+        " 3 nodes: 1 critical, 1 notice  2 firing (1 silenced)  http://127.0.0.1:8630"
+    )
+
+
+def test_with_a_filter_the_count_the_order_and_the_last_key_remain() -> None:
+    page = top_page.Page(
+        fleet(*(plugin(f"node-{letter}", alert(f"node-{letter}")) for letter in "abc")),
+        quits="stop all",
+        about=["console         http://127.0.0.1:8630  pid 7"],
+    )
+    page.receive_fleet(T0)
+    page.receive_processes([])
+    press(page, "/", *"node-b critical", "enter")
+    shown = screen(page)
+    tabs = "  1 fleet   2 alerts   3 events   4 resources   5 processes "
+    assert shown[1] == f"{tabs}     1/1 by urgency"
+    assert shown[-1] == " esc clear filter  enter why  / filter  s sort  ? help  q stop all"
+    narrow = screen(page, 60)
+    assert narrow[1].startswith("  1 fleet   2   3   4   5 ")
+    assert narrow[1].endswith("1/1 by urgency")
+    assert narrow[-1] == " esc clear filter enter why / filter ? help q stop all"
+    assert screen(page, 40)[-1] == " esc clear filter enter why q stop all"
+    for width in range(40, 120):
+        assert screen(page, width)[-1].endswith("q stop all")
+
+
+def test_with_a_filter_of_nodes_the_lower_panes_have_only_their_alerts_and_events() -> None:
+    page = page_of(fleet(plugin("node-a", alert("node-a")), plugin("node-b", alert("node-b"))))
+    page.receive_events([stopping(0), stopping(1, "node-b"), stopping(2)])
+    press(page, "/", *"node-b", "enter")
+    times = [f"{(T0 + dt.timedelta(seconds=1)).astimezone():%H:%M:%S}"]
+    assert screen(page, height=12)[3:8] == [
+        " node-b  CRITICAL  STUCK            2h         1  gpu 8/8 listed",
+        " ─ alerts of these nodes ──────────────────────────────────────────────────────",
+        "    3m  critical  node-b  device-plugin on node-b is stuck",
+        " ─ newest events of these nodes ───────────────────────────────────────────────",
+        f" {times[0]}  node-b  plugin.stopping p stops (signal), not expected back",
+    ]
+
+
+def test_a_long_kind_of_alert_is_a_whole_word() -> None:
+    long = alert("node-a", kind="configuration_refused", severity="warning")
+    healthy = msgspec.structs.replace(plugin("node-a", long), verdict="HEALTHY")
+    page = page_of(fleet(healthy))
+    assert "  WARNING   CONFIGURATION_REFUS…" in screen(page)[3]
+    assert "  WARNING   CONFIGURATION_REFUSED " in screen(page, 100)[3]
+    other = msgspec.structs.replace(long, kind="device_unhealthy")
+    page = page_of(fleet(msgspec.structs.replace(healthy, alerts=(other,))))
+    assert "  WARNING   DEVICE_UNHEALTHY " in screen(page)[3]
+
+
+def test_only_shown_columns_are_offered_for_sorting() -> None:
+    page = page_of(fleet(plugin("node-a", alert("node-a"))))
+
+    def orders(width: int) -> list[str]:
+        offered = []
+        for _ in range(5):
+            position = screen(page, width)[1].rpartition(" by ")[2]
+            offered.append(position)
+            press(page, "s")
+        return offered
+
+    assert orders(80) == ["urgency", "name", "newest", "alerts", "urgency"]
+    press(page, "2")
+    assert orders(80) == ["urgency", "newest", "node", "urgency", "newest"]
+    press(page, "s", "s")
+    assert orders(120) == ["newest", "node", "kind", "urgency", "newest"]
+
+
+@pytest.mark.parametrize(("width", "height"), [(20, 5), (39, 24), (80, 5)])
+def test_a_terminal_without_room_for_a_row_says_so(width: int, height: int) -> None:
+    page = page_of(fleet(plugin("node-a"), plugin("node-b", alert("node-b"))))
+    shown = " ".join(" ".join(screen(page, width, height)).split())
+    assert shown.startswith(f"too small: {width}x{height}, needs 40x6 2 nodes: 1 critical, 1 ok")
+    assert "node-b" in " ".join(screen(page, 40, 6))
 
 
 def test_help_that_is_asked_for_twice_is_open_once_and_says_what_ends_the_page() -> None:
@@ -169,14 +268,14 @@ def test_what_is_silenced_is_marked_comes_last_and_is_not_counted() -> None:
     page = page_of(known)
     top = screen(page)
     until = f"{(T0 + dt.timedelta(hours=1)).astimezone():%H:%M}"
-    assert top[0].endswith("2 alerts firing, 1 silenced")
+    assert top[0].endswith("2 alerts firing (1 silenced)")
     assert [line.split()[0:2] for line in top[3:5]] == [
         ["node-b", "CRITICAL"],
         ["node-a", "NOTICE"],
     ]
     assert top[4].split()[4] == "silenced"
     assert top[7] == (
-        f"    3m  critical  [silenced until {until}] device-plugin on node-a is stuck"
+        f"    3m  critical  node-a  [silenced until {until}] device-plugin on node-a is"
     )
     press(page, "2", "down", "enter")
     assert "  to end     muster silence expire s1" in [line[1:] for line in screen(page)]
@@ -336,7 +435,7 @@ def test_silenced_alerts_are_counted_beyond_those_that_are_listed() -> None:
     known = fleet(*(plugin(name, alert(name)) for name in names))
     # sorted after all that are listed
     known.receive_silence("s1", silence(f"node=~{'|'.join(names[-2:])}"), at=T0)
-    assert " 2003 alerts firing, 2 silenced" in screen(page_of(known), 120)[0]
+    assert " 2003 alerts firing (2 silenced)" in screen(page_of(known), 120)[0]
 
 
 def test_an_event_has_the_same_words_in_every_command() -> None:

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import pty
+import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -13,7 +14,7 @@ import pytest
 from textual.pilot import Pilot
 
 from muster.cli import __main__ as cli
-from muster.cli import top, top_page
+from muster.cli import top, top_page, top_rows
 from muster.fleet import health_state, model
 from muster.nats import bus
 
@@ -123,6 +124,19 @@ def test_without_a_capable_terminal_the_status_is_printed_once(terminal: str) ->
     assert done.returncode == 1
     assert output.startswith(b"muster status: health does not answer: http://127.0.0.1:1")
     assert b"\x1b" not in output
+
+
+def test_a_process_that_a_signal_has_suspended_says_so() -> None:
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"]) as running:
+        process = top_rows.Process("health", running.pid, "http://127.0.0.1:1", 0)
+        assert top.with_suspension(process) == process
+        running.send_signal(signal.SIGSTOP)
+        os.waitpid(running.pid, os.WUNTRACED)
+        assert top.with_suspension(process) == process._replace(problem="suspended")
+        failing = process._replace(problem="ended with 1")
+        assert top.with_suspension(failing) == failing
+        running.kill()
+    assert top.with_suspension(process) == process
 
 
 def test_an_invalid_address_is_a_usage_error(
