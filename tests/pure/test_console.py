@@ -397,8 +397,8 @@ def test_an_alert_is_not_shown_as_notified_by_what_was_said_of_an_earlier_one() 
     assert [(group.name, group.deliveries) for group in shown] == [("", ())]
     history.receive(about(121, "stuck"), at=at)
     (group,) = alert_groups.page(fleet, history, at=at).groups
-    told = [(each.at, each.reason, each.times) for each in group.deliveries]
-    assert (group.name, told) == (
+    shown_deliveries = [(each.at, each.reason, each.times) for each in group.deliveries]
+    assert (group.name, shown_deliveries) == (
         'default:{kind="stuck"}',
         [(AT + timedelta(seconds=121), "first", 1)],
     )

@@ -71,7 +71,7 @@ def page_of(
     device: str = "",
     then: datetime | None = None,
     silence: matching.Silence | None = None,
-    **more: object,
+    **more: Any,
 ) -> node_page.NodePage:
     """Return the page of the node `a`, an hour of which is shown; `more` is about its plugin."""
     fleet = fleet_of(plugin(verdict, **more))

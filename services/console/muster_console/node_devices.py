@@ -31,7 +31,7 @@ class DeviceView(msgspec.Struct, frozen=True, kw_only=True):
 
 def devices(events: Iterable[codec.CloudEvent]) -> list[DeviceView]:
     """Return the devices, those that are not Healthy first."""
-    found: dict[tuple[str, str], DeviceView] = {}
+    views: dict[tuple[str, str], DeviceView] = {}
     physical: dict[tuple[str, str], list[tuple[str, str]]] = {}
     pods: dict[tuple[str, str], str] = {}
     for event in events:
@@ -39,29 +39,29 @@ def devices(events: Iterable[codec.CloudEvent]) -> list[DeviceView]:
             case vocabulary.InventoryReported() as inventory:
                 known = device_names.by_uuid(inventory.gpus)
                 kept = set(inventory.resources)
-                found = {key: each for key, each in found.items() if key[0] not in kept}
+                views = {key: each for key, each in views.items() if key[0] not in kept}
                 for device in inventory.devices:
                     key = device.resource, device.id
                     view = _device(device, known, pods.get(key, ""))
-                    found[key] = view
+                    views[key] = view
                     physical.setdefault((device.resource, device.physical), []).append(key)
             case vocabulary.DeviceHealthChanged() as change:
                 named = (change.resource, change.device_id)
-                for key in {named, *physical.get(named, ())} & found.keys():
+                for key in {named, *physical.get(named, ())} & views.keys():
                     is_healthy = change.health is vocabulary.Health.HEALTHY
-                    found[key] = msgspec.structs.replace(
-                        found[key],
+                    views[key] = msgspec.structs.replace(
+                        views[key],
                         is_healthy=is_healthy,
                         reason="" if is_healthy else change.reason,
                     )
             case vocabulary.AllocationObserved(pod=pod, resource=resource, device_ids=ids) if pod:
                 # the last inventory, the only one that is stored, may be newer
                 pods |= {(resource, each): pod for each in ids}
-                for key in {(resource, each) for each in ids} & found.keys():
-                    found[key] = msgspec.structs.replace(found[key], pod=pod)
+                for key in {(resource, each) for each in ids} & views.keys():
+                    views[key] = msgspec.structs.replace(views[key], pod=pod)
             case _:
                 pass
-    return sorted(found.values(), key=lambda d: (d.is_healthy, d.resource, d.index, d.id))
+    return sorted(views.values(), key=lambda d: (d.is_healthy, d.resource, d.index, d.id))
 
 
 def gpus(events: Sequence[codec.CloudEvent]) -> vocabulary.GpuNode | None:
