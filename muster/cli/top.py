@@ -7,6 +7,7 @@ textual reads the keys and writes the lines that have changed; what is shown is 
 import asyncio
 import contextlib
 import os
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -128,6 +129,7 @@ async def show(
         finally:
             terminal.exit()
             await asyncio.wait([drawing], timeout=_END_S)
+            terminal.end_input()
             await runtime.end(reading)
     for task in (reading, drawing):
         failure = runtime.failure(task)
@@ -310,6 +312,10 @@ class Terminal(textual.app.App[None]):
         self._lines = _Lines()
         self._seen = -1
         self._drawn_at = float("-inf")
+
+    def end_input(self) -> None:
+        """End the thread that reads keys: where textual cannot close the page, it never ends."""
+        getattr(self._driver, "exit_event", threading.Event()).set()
 
     def compose(self) -> textual.app.ComposeResult:
         """Return the only widget."""
