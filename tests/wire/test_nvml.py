@@ -159,7 +159,7 @@ def test_of_two_gpus_with_one_uuid_the_first_counts_and_that_is_reported(node: f
             gpu.Driver.REPLACED,
             "LIB_RM_VERSION_MISMATCH: the loaded driver and the library have different versions",
         ),
-        (999, gpu.Driver.FAILED, "UNKNOWN: often the container's device cgroup"),
+        (999, gpu.Driver.FAILED, "UNKNOWN: a frequent cause is that"),
         (4242, gpu.Driver.FAILED, "4242: it will be tried again"),
     ],
 )
