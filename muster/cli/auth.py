@@ -216,7 +216,8 @@ def local_ca(
     directory
         Where to write them.
     host
-        Another name or address of NATS; this machine's and the cluster's are always included.
+        Another name or address of NATS. localhost and the short names of the Service `muster-nats`
+        in the namespace `muster` are always included.
     valid
         How long the certificate is valid; the authority is valid for 20 years.
     renew

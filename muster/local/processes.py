@@ -153,7 +153,8 @@ class Process:
         ended.cancel()
         if not self._listening.is_set():
             waited = f"{self.program.name} not up after {_UP_TIMEOUT_S:g} s"
-            raise ProgramFailed(f"{waited}: is the machine busy? Its last line: {self.last_line}")
+            last = f"The program's last line: {self.last_line}"
+            raise ProgramFailed(f"{waited}: is the machine busy? {last}")
 
     async def wait(self) -> int:
         """Return the exit code once the process has ended, and its last output was read."""

@@ -282,13 +282,10 @@ async def _dead_letter(
     error: codec.MalformedEvent,
 ) -> None:
     origin = message.metadata
-    logs.logger().warning(
-        "dead_letter_stored",
-        subject=message.subject,
-        reason=error.reason,
-        detail=error.detail[:_DETAIL_SHOWN_MAX],
+    log = logs.logger().bind(
+        subject=message.subject, reason=error.reason, detail=error.detail[:_DETAIL_SHOWN_MAX]
     )
-    with contextlib.suppress(jetstream.Refused):
+    try:
         await jetstream.store(
             link,
             f"muster.dlq.{consumer}.{error.reason}",
@@ -299,3 +296,7 @@ async def _dead_letter(
                 "Muster-Reason": str(error.reason),
             },
         )
+    except jetstream.Refused as refused:
+        log.warning("dead_letter_refused", error=str(refused))
+    else:
+        log.warning("dead_letter_stored")

@@ -222,9 +222,10 @@ async def enqueue(
 async def jobs(
     link: connection.Connection, stream: streams.Stream, *, durable: str, subject: str
 ) -> AsyncIterator[Job]:
-    """Yield every message that matches a subject filter, first those of a dead consumer.
+    """Yield every message that matches a subject filter.
 
-    No other process may use this consumer at the same time.
+    It starts with those that an earlier process received but did not acknowledge. No other process
+    may use this consumer at the same time.
     """
     config = api.ConsumerConfig(
         name=durable,

@@ -50,6 +50,10 @@ def _messages(*pods: objects.Pod) -> list[str]:
             {"containerStatuses": [_container(ready=False, running={})]},
             "health runs but reports that it is not ready; see its log",
         ),
+        (
+            {"containerStatuses": [_container(ready=False, terminated={"exitCode": 137})]},
+            "health ended with exit code 137; see its log",
+        ),
         ({"phase": "Pending"}, "Pending"),
     ],
 )

@@ -558,6 +558,34 @@ def test_a_malformed_message_becomes_a_dead_letter_with_its_reason_and_the_consu
     nats_links.play(tmp_path, story)
 
 
+def test_a_dead_letter_that_the_server_refuses_is_logged_and_the_consumer_goes_on(
+    tmp_path: Path,
+) -> None:
+    async def story(server: local.NatsServer) -> None:
+        events: list[int] = []
+        async with owner(server) as link, nats_links.raw(server.url) as client:
+            await link.publish(fact(1))
+            config = (await client.jetstream().stream_info("MUSTER_DLQ")).config
+            config.max_msg_size = 500
+            await client.jetstream().update_stream(config)
+            for payload in (b"x" * 501, b"x"):
+                await client.jetstream().publish(fact(7).subject, payload)
+            await link.publish(fact(2))
+            with capture_logs() as lines:
+                consuming = asyncio.create_task(consume(link, events))
+                await nats_links.until(lambda: len(events) == 2)
+                consuming.cancel()
+                await asyncio.gather(consuming, return_exceptions=True)
+        refused, kept = (line for line in lines if line["event"].startswith("dead_letter_"))
+        assert (refused["event"], refused["log_level"]) == ("dead_letter_refused", "warning")
+        assert refused["error"] == "message size exceeds maximum allowed"
+        assert kept["event"] == "dead_letter_stored"
+        assert {line["reason"] for line in (refused, kept)} == {"not_a_cloudevent"}
+        assert [message.data for message in await stored(server, "MUSTER_DLQ")] == [b"x"]
+
+    nats_links.play(tmp_path, story)
+
+
 def test_the_newest_event_of_each_subject_is_returned_oldest_first(tmp_path: Path) -> None:
     async def story(server: local.NatsServer) -> None:
         async with owner(server) as link, nats_links.raw(server.url) as client:

@@ -609,7 +609,7 @@ def test_receivers_of_the_directory_come_and_go_without_a_restart_and_lose_nothi
 
         console, ops = {"console": "console"}, {"ops": "webhook"}
         await until(console, "ops")
-        (line,) = made.log("receiver_refused")
+        (line,) = made.log("receiver_unusable")
         assert line["error"] == "ops: webhok: unknown key (value {}); did you mean webhook?"
         mount(more, 2, ops=right)
         await until(console | ops)

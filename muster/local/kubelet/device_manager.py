@@ -202,10 +202,10 @@ class DeviceManager:
         )
 
     def stream_ended(self, client: Client, now: float) -> Client | None:
-        """Disconnect the client that the kubelet mistakes for this client; return it, to be closed.
+        """Disconnect the client that the kubelet takes for this one; return it, to be closed.
 
-        Up to 1.36, that is the newest client of the name. If no client is known, returns None and
-        changes nothing, regardless of the lists.
+        Up to 1.36 that is the resource's newest client; later, the one with the same socket.
+        Without such a client, returns None and keeps the device lists.
         """
         disconnected = self.forget(client)
         if disconnected is None:

@@ -315,5 +315,5 @@ def _status(error: acts.Failed) -> int:
 
 
 def _not_signed_in(reason: str, status: int) -> HTTPException:
-    logs.logger().warning("sign_in_refused", reason=reason)
+    logs.logger().warning("sign_in_failed", reason=reason)
     return HTTPException(status, f"You are not signed in: {reason}.")

@@ -66,7 +66,10 @@ class PluginView(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def silenced_at(self) -> datetime | None:
-        """Since when a verdict that is not well is silenced; None if it is not."""
+        """Since when all alerts about a verdict whose level is not OK are silenced.
+
+        None if the level is OK, an alert is not silenced, or there is no alert.
+        """
         if not self.is_silenced or self.verdict_level is model.Level.OK:
             return None
         return max(each.silence.starts_at for each in self.alerts if each.silence)

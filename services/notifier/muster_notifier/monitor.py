@@ -333,7 +333,7 @@ def log_refused(refused: Mapping[str, str]) -> None:
     """Count and log the receivers of the directory that are left out; `refused` has the reasons."""
     _REFUSED.set(len(refused))
     for name, reason in refused.items():
-        logs.logger().error("receiver_refused", receiver=name, error=reason[:1000])
+        logs.logger().error("receiver_unusable", receiver=name, error=reason[:1000])
 
 
 async def announce(

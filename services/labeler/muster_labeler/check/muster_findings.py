@@ -89,6 +89,9 @@ def _problem(pod: objects.Pod, now: datetime) -> str:
         waiting = status.state.waiting if status.state else None
         if waiting is not None:
             return f"{waiting.reason} {waiting.message}".strip()
+        ended = status.state.terminated if status.state else None
+        if ended is not None:
+            return f"{status.name} ended with exit code {ended.exit_code}; see its log"
         if not status.ready:
             return f"{status.name} runs but reports that it is not ready; see its log"
     return pod.phase or "unknown"

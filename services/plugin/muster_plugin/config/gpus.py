@@ -123,7 +123,8 @@ class Shared(errors.Checked, frozen=True, kw_only=True, omit_defaults=True, rena
     """A shared resource: `replicas` of each device, or one per GB of memory.
 
     `devices` selects the shared devices: all, a number of them, or a list. The others stay unshared
-    under `name`. An empty `rename` keeps that name for the shared devices too.
+    under `name`. With an empty `rename`, the shared devices keep that name too, or get it with the
+    suffix `SHARED_SUFFIX` if `rename_by_default` is set.
     """
 
     name: vocabulary.Name

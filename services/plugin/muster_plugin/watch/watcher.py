@@ -222,7 +222,7 @@ class Watcher:
     # Learned data
 
     async def _read_memory(self) -> expectation.Memory:
-        with self._noting("cannot read the learned data"):
+        with self._noting("cannot read the learned device counts and resource names"):
             return await self._files.run(
                 lambda: socket_files.read_memory(self._root), timeout_s=_FILES_TIMEOUT_S
             )
@@ -233,7 +233,7 @@ class Watcher:
             await self._has_learned.wait()
             self._has_learned.clear()
             text = expectation.encode(self._model.memory)
-            with self._noting("cannot save the learned data"):
+            with self._noting("cannot save the learned device counts and resource names"):
                 await self._files.run(
                     functools.partial(socket_files.write_memory, self._root, text),
                     timeout_s=_FILES_TIMEOUT_S,
