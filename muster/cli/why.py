@@ -129,10 +129,10 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
                 holders |= {(resource, id_): event.data.pod for id_ in event.data.device_ids}
         # a device that another pod got later is not held by the earlier one any more
         reasons = {pod: reasons[pod] for pod in dict.fromkeys(holders.values())}
-        for alert in self.plugin_alerts:
-            for pod in alert.pods:
-                got = f"{reasons[pod]}; " if pod in reasons else ""
-                reasons[pod] = f"{got}named by the alert {alert.kind}"
+        named = {(pod, alert.kind): None for alert in self.plugin_alerts for pod in alert.pods}
+        for pod, kind in named:
+            got = f"{reasons[pod]}; " if pod in reasons else ""
+            reasons[pod] = f"{got}named by the alert {kind}"
         return sorted(reasons.items())
 
 

@@ -72,14 +72,17 @@ async def expire_silence(
 
 
 async def read_dead_letters(
-    link: connection.Connection, subjects: str = dead_letters.SUBJECTS, *, letter_id: str = ""
+    link: connection.Connection,
+    subjects: str = dead_letters.SUBJECTS,
+    *,
+    letter_id: str | None = None,
 ) -> tuple[list[dead_letters.DeadLetter], int]:
     """Return the dead letters on these subjects, and how many there are.
 
     With `letter_id`, only those with this id are read and counted.
     """
     names = await storage.waiting_subjects(link, streams.DEAD_LETTERS, subjects)
-    wanted = [name for name in names if letter_id in {"", dead_letters.id_of(name)}]
+    wanted = [name for name in names if letter_id in {None, dead_letters.id_of(name)}]
     messages = await storage.newest_messages(link, streams.DEAD_LETTERS, wanted)
     return [dead_letters.DeadLetter(*message) for message in messages], len(wanted)
 

@@ -249,6 +249,18 @@ def test_what_a_receiver_has_not_refused_yet_is_sent_with_the_next_flush() -> No
     assert refused(driven, until=1250) == [(1200.5, "a")]
 
 
+def test_a_new_episode_and_new_devices_of_a_refused_alert_are_sent_with_the_next_flush() -> None:
+    health, driven = Health(), machine(timing=QUICK)
+    driven.receive(health.fires("a"), 0.0)
+    refused(driven, until=300)
+    driven.receive(health.fires("a", episode=1), 300.0)
+    assert refused(driven, until=302) == [(300.5, "a")]
+    event = health.fires("a", episode=1)
+    devices = msgspec.structs.replace(event.data, devices=("GPU-2",))
+    driven.receive(msgspec.structs.replace(event, data=devices), 302.0)
+    assert refused(driven, until=304) == [(302.5, "a")]
+
+
 def test_a_replay_is_sent_at_once_however_often_its_group_was_refused() -> None:
     health, driven = Health(), machine(timing=QUICK)
     driven.receive(health.fires("a"), 0.0)

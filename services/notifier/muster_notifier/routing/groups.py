@@ -133,17 +133,21 @@ class Group:
         self.refusals = min(self.refusals + 1, _REFUSALS_MAX)
         intervals = 4 ** (self.refusals - 1) - 1
         self.held_until = now + min(HELD_MAX_S, intervals * self.route.timing.group_interval_s)
-        self._refused |= self._news(notification)
+        self._refused = self._news(notification)
 
     def is_held(self, notification: notifications.Notification, now: float) -> bool:
-        """Return whether a notification has only what the receiver has refused recently."""
+        """Return whether a notification has only what the receiver has just refused."""
         return now < self.held_until and self._news(notification) <= self._refused
 
     def _news(self, notification: notifications.Notification) -> set[str]:
-        """Return what fires, and the end of what the receiver was notified of."""
+        """Return what fires, since when and how, and the end of what the receiver knows of."""
         known = self.notified.firing if self.notified else frozenset()
-        firing = {f"firing {name}" for name in notification.firing_ids}
-        return firing | {f"resolved {name}" for name in notification.resolved_ids if name in known}
+        news = {f"firing {name}" for name in notification.firing_ids}
+        news |= {f"since {a.fingerprint} {a.starts_at.isoformat()}" for a in notification.firing}
+        news |= {
+            f"aspect {name} {aspect}" for name, of in notification.aspects.items() for aspect in of
+        }
+        return news | {f"resolved {name}" for name in notification.resolved_ids if name in known}
 
     def forget_resolved(self, *, also_notified: bool) -> None:
         """Drop resolved alerts; unless `also_notified`, only those that nobody was notified of."""

@@ -124,7 +124,7 @@ class Shared(errors.Checked, frozen=True, kw_only=True, omit_defaults=True, rena
 
     `devices` selects the shared devices: all, a number of them, or a list. The others stay unshared
     under `name`. With an empty `rename`, the shared devices keep that name too, or get it with the
-    suffix `SHARED_SUFFIX` if `rename_by_default` is set.
+    suffix `.shared` if `rename_by_default` is set.
     """
 
     name: vocabulary.Name
