@@ -4,8 +4,12 @@ A fault is reported within seconds; the defaults, for a cluster, are slower.
 """
 
 from collections.abc import Mapping
+from typing import Final
 
 Settings = Mapping[str, object]
+
+RECEIVERS: Final = ("console", "webhook")
+"""The names of the receivers that are always there: the notifier's log, the webhook stand-in."""
 
 
 def health(*, nats: str, kubeconfig: str, plugin: str) -> Settings:
@@ -43,8 +47,8 @@ def notifier(
         "group_wait_s": 0.5,
         "group_interval_s": 1.0,
         "receivers": [
-            {"name": "console", "console": {}},
-            {"name": "webhook", "webhook": {"url": webhook_url, "reach": reach}},
+            {"name": RECEIVERS[0], "console": {}},
+            {"name": RECEIVERS[1], "webhook": {"url": webhook_url, "reach": reach}},
         ],
         **({"console_url": console_url} if console_url else {}),
         **({"receivers_directory": receivers_directory} if receivers_directory else {}),

@@ -177,6 +177,11 @@ HOST: Final = ("--host", "smtp.example.com")
             "--name: '../x': expected at most 63 letters, digits, ",
         ),
         (("slack", "--name", "console"), "https://a", "the settings have a receiver of this name"),
+        (
+            ("webhook", "--url", "https://a", "--directory", "."),
+            None,
+            "`muster up` has a receiver webhook of its own: choose another --name",
+        ),
         (("teams",), "no url", "receiver teams: "),
         (("pagerduty", "--url", "x"), "R0", "pagerduty: pagerduty.url: "),
         (("email",), None, "--host is required"),

@@ -20,6 +20,7 @@ from cyclopts import Parameter
 from muster import commands
 from muster.cli import output, reach
 from muster.kubernetes import installation
+from muster.local import central_settings
 from muster.local import running as local_running
 from muster_notifier import running, sample_message
 from muster_notifier.config import receiver_settings, schema, setup_plan
@@ -223,6 +224,8 @@ def _set_up(kind: str, make: Callable[[str], setup_plan.Plan], options: _Options
 def _refusal(plan: setup_plan.Plan, options: _Options) -> str | None:
     """Return why the receiver must not be written. Raises _Unusable, Unusable and Unreachable."""
     if options.directory is not None:
+        if plan.name in central_settings.RECEIVERS:
+            return f"`muster up` has a receiver {plan.name} of its own: choose another --name"
         return plan.refusal(_present(options.directory), replaces=options.replace)
     if options.context is None or options.print_:
         return None
