@@ -46,7 +46,6 @@ _KEYS: Final = (
     ("\x1b[5~", b"9954/10000"),
     ("s", b"by newest"),
     ("s", b"by alerts"),
-    ("s", b"by pool"),
     ("s", b"by urgency"),
     ("2", b"SEVERITY"),
     ("1", b"VERDICT"),
