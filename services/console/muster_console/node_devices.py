@@ -75,20 +75,26 @@ def gpus(events: Sequence[codec.CloudEvent]) -> vocabulary.GpuNode | None:
 def faulty(views: Iterable[DeviceView], plugin: health_state.Plugin) -> Iterable[str]:
     """Yield for each resource of a plugin how many devices are Unhealthy, if any are.
 
-    Replicas of a device count once.
+    Replicas of a GPU or MIG device count once; those of anything else are devices of their own.
     """
     of_resource: dict[str, list[DeviceView]] = {}
     for view in views:
         of_resource.setdefault(view.resource, []).append(view)
     for resource in sorted(plugin.devices):
         every = of_resource.get(resource, [])
-        total = len({view.physical for view in every})
-        unhealthy = len({view.physical for view in every if not view.is_healthy})
+        total = _number(every)
+        unhealthy = _number(view for view in every if not view.is_healthy)
         if unhealthy:
             is_gpu = all(view.is_gpu for view in every)
             ending = "" if total == 1 else "s"
             noun = f"GPU{ending}" if is_gpu else f"device{ending} of {resource}"
             yield f"{unhealthy} of {total} {noun} Unhealthy"
+
+
+def _number(views: Iterable[DeviceView]) -> int:
+    # one view stands for all Healthy replicas of a device node; replicas of a GPU share its id
+    counts = {view.physical: view.count if view.physical == view.id else 1 for view in views}
+    return sum(counts.values())
 
 
 def _device(device: vocabulary.Device, gpus: Mapping[str, vocabulary.Gpu], pod: str) -> DeviceView:

@@ -4,6 +4,9 @@ Before the first event that names its health, nothing is known about a device, w
 of a plugin only the last inventory is stored, so a device that did not change before that has had
 the same health since the plugin started. An inventory says whether a device is Healthy, but not
 which conditions hold, so it ends none.
+
+A device that is not Unhealthy has the newest of the conditions that hold; only without any is it
+Healthy.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,7 +17,6 @@ from muster import codec, vocabulary
 
 ALWAYS: Final = datetime.min.replace(tzinfo=UTC)
 """The time of a step that is older than all events."""
-_CONDITIONS: Final = frozenset(condition.value for condition in vocabulary.Condition)
 _HEALTHY: Final = vocabulary.Health.HEALTHY.value
 
 
@@ -40,11 +42,48 @@ class _Said(NamedTuple):
     reason: str
     began: datetime | None = None
     """In an inventory: when the plugin started, or `ALWAYS`."""
+    fault: tuple[str, str] | None = None
+    """The condition and the code of the fault that began, or that ended if `value` is Healthy."""
 
     @property
     def is_listed(self) -> bool:
         """Whether an inventory says this."""
         return self.began is not None
+
+
+class _Device:
+    """What holds of one device after the events so far, and the steps that led there."""
+
+    def __init__(self) -> None:
+        self.steps: list[Step] = []
+        self._unhealthy: _Said | None = None
+        self._held: dict[tuple[str, str], _Said] = {}
+        """The conditions that hold, by fault, the newest last."""
+
+    def add(self, said: Sequence[_Said], at: datetime) -> None:
+        """Add what an event says about the device; of its replicas, a faulty one counts."""
+        worst = next((each for each in said if is_faulty(each.value)), said[0])
+        self._record(worst)
+        shown = self._unhealthy or next(reversed(self._held.values()), worst)
+        last = self.steps[-1] if self.steps else Step(ALWAYS, "", "", "")
+        reason = f": {shown.reason}" if shown.reason else ""
+        if shown.value == last.value and (
+            worst.is_listed or not shown.value or (shown is not worst and reason == last.reason)
+        ):
+            return
+        if worst.began is not None and not self.steps:
+            at = min(at, worst.began)
+        self.steps.append(Step(at, shown.value, last.value, reason))
+
+    def _record(self, said: _Said) -> None:
+        if said.fault is not None:
+            self._held.pop(said.fault, None)
+            if said.value != _HEALTHY:
+                self._held[said.fault] = said
+            return
+        self._unhealthy = said if is_faulty(said.value) else None
+        if not said.value:
+            self._held.clear()
 
 
 def of_plugins(events: Iterable[codec.CloudEvent]) -> dict[str, list[Step]]:
@@ -61,11 +100,11 @@ def of_plugins(events: Iterable[codec.CloudEvent]) -> dict[str, list[Step]]:
 
 def of_device(events: Iterable[codec.CloudEvent], names: frozenset[str]) -> list[Step]:
     """Return how one device's health changed; `names` are its id, and those of its replicas."""
-    steps: list[Step] = []
+    device = _Device()
     for at, said in _said(events):
         if about := [each for each in said if names & {each.device, each.physical}]:
-            _add(steps, about, at)
-    return steps
+            device.add(about, at)
+    return device.steps
 
 
 def of_devices(events: Iterable[codec.CloudEvent]) -> dict[tuple[str, str], list[Step]]:
@@ -73,14 +112,14 @@ def of_devices(events: Iterable[codec.CloudEvent]) -> dict[tuple[str, str], list
 
     The id is that of the physical device, if it is known.
     """
-    steps: dict[tuple[str, str], list[Step]] = {}
+    devices: dict[tuple[str, str], _Device] = {}
     for at, said in _said(events):
         about: dict[tuple[str, str], list[_Said]] = {}
         for each in said:
             about.setdefault((each.resource, each.physical or each.device), []).append(each)
         for key, of_one in about.items():
-            _add(steps.setdefault(key, []), of_one, at)
-    return {key: of_one for key, of_one in steps.items() if of_one}
+            devices.setdefault(key, _Device()).add(of_one, at)
+    return {key: device.steps for key, device in devices.items() if device.steps}
 
 
 def is_faulty(value: str) -> bool:
@@ -145,7 +184,8 @@ def _of_event(
             yield _Said(change.resource, change.device_id, "", str(health), reason)
         case vocabulary.DeviceConditionChanged(reason=reason) as change:
             value = str(change.condition) if change.holds else _HEALTHY
-            yield _Said(change.resource, change.device_id, "", value, reason)
+            fault = str(change.condition), change.code
+            yield _Said(change.resource, change.device_id, "", value, reason, fault=fault)
         case _:
             pass
 
@@ -153,19 +193,3 @@ def _of_event(
 def _of_unit(unit: vocabulary.Device, began: datetime | None) -> _Said:
     health = str(unit.health)
     return _Said(unit.resource, unit.id, unit.physical, health, unit.reason, began)
-
-
-def _add(steps: list[Step], said: Sequence[_Said], at: datetime) -> None:
-    """Add what an event says about a device; of its replicas, a faulty one counts."""
-    worst = next((each for each in said if is_faulty(each.value)), said[0])
-    last = steps[-1].value if steps else ""
-    if worst.is_listed and (
-        worst.value == last or (worst.value == _HEALTHY and last in _CONDITIONS)
-    ):
-        return
-    if not (worst.value or last):
-        return
-    reason = f": {worst.reason}" if worst.reason else ""
-    if worst.began is not None and not steps:
-        at = min(at, worst.began)
-    steps.append(Step(at, worst.value, last, reason))
