@@ -15,6 +15,7 @@ import nats.js.api
 import prometheus_client
 import pytest
 from structlog.testing import capture_logs
+from structlog.typing import EventDict
 
 from muster import codec, vocabulary
 from muster.local import nats as local
@@ -558,13 +559,20 @@ def test_a_malformed_message_becomes_a_dead_letter_with_its_reason_and_the_consu
     nats_links.play(tmp_path, story)
 
 
+def dead_letters(lines: Sequence[EventDict]) -> list[EventDict]:
+    return [line for line in lines if line["event"].startswith("dead_letter_")]
+
+
 def test_a_dead_letter_that_the_server_refuses_is_logged_and_the_consumer_goes_on(
     tmp_path: Path,
 ) -> None:
     async def story(server: local.NatsServer) -> None:
         events: list[int] = []
-        async with owner(server) as link, nats_links.raw(server.url) as client:
+        async with owner(server) as link:
             await link.publish(fact(1))
+        # an owner that still connects would set the stream's own limit again
+        reader = bus.Bus(server.url, producer="plugins/p", name="reader")
+        async with reader as link, nats_links.raw(server.url) as client:
             config = (await client.jetstream().stream_info("MUSTER_DLQ")).config
             config.max_msg_size = 500
             await client.jetstream().update_stream(config)
@@ -573,10 +581,10 @@ def test_a_dead_letter_that_the_server_refuses_is_logged_and_the_consumer_goes_o
             await link.publish(fact(2))
             with capture_logs() as lines:
                 consuming = asyncio.create_task(consume(link, events))
-                await nats_links.until(lambda: len(events) == 2)
+                await nats_links.until(lambda: len(events) == 2 and len(dead_letters(lines)) == 2)
                 consuming.cancel()
                 await asyncio.gather(consuming, return_exceptions=True)
-        refused, kept = (line for line in lines if line["event"].startswith("dead_letter_"))
+        refused, kept = sorted(dead_letters(lines), key=lambda line: line["event"])
         assert (refused["event"], refused["log_level"]) == ("dead_letter_refused", "warning")
         assert refused["error"] == "message size exceeds maximum allowed"
         assert kept["event"] == "dead_letter_stored"
