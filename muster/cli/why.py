@@ -65,12 +65,12 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def changes(self) -> list[codec.CloudEvent]:
-        """Return the last changes, the newest last; see `counted_changes`."""
+        """Return the latest changes, the newest last; see `counted_changes`."""
         return [event for event, _ in self.counted_changes]
 
     @property
     def counted_changes(self) -> list[tuple[codec.CloudEvent, int]]:
-        """Return the last changes, of each repeated failure to notify only the newest, counted."""
+        """Return the latest changes; each repeated failure to notify appears once, with a count."""
         newest: dict[object, codec.CloudEvent] = {}
         times: collections.Counter[object] = collections.Counter()
         for event in reversed(self.events or ()):
@@ -179,7 +179,7 @@ def report(view: NodeView) -> dict[str, object]:
         "silenced": view.silences,
         "plugins": view.plugins if view.state else None,
         "fuse_mounts": view.mounts,
-        "pods": [{"pod": pod, "told": reason} for pod, reason in view.pods],
+        "pods": [{"pod": pod, "reason": reason} for pod, reason in view.pods],
         "changes": None
         if view.events is None
         else [msgspec.Raw(codec.dump(event)) for event in view.changes],
@@ -213,7 +213,7 @@ def lines(view: NodeView) -> list[str]:
         text += [f"  {texts.plain(pod)}: {texts.plain(reason)}" for pod, reason in view.pods]
     if view.events is not None:
         start = "last" if isinstance(texts.since(view.since), timedelta) else "since"
-        text += ["", f"last changes ({start} {texts.plain(view.since)})"]
+        text += ["", f"latest changes ({start} {texts.plain(view.since)})"]
         text += [
             f"  {status.at(event.time)}  {event_texts.change_text(event)}"
             + (f" ({count} times)" if count > 1 else "")

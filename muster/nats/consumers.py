@@ -297,6 +297,6 @@ async def _dead_letter(
             },
         )
     except jetstream.Refused as refused:
-        log.warning("dead_letter_refused", error=str(refused))
+        log.warning("dead_letter_not_stored", error=str(refused))
     else:
         log.warning("dead_letter_stored")

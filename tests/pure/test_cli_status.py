@@ -150,8 +150,8 @@ def test_changes_are_shown_for_a_last_period_or_since_a_time() -> None:
         view = why.NodeView(node="a", source=None, state=None, events=[], since=since)
         return why.lines(view)[0]
 
-    assert title("15m") == "last changes (last 15m)"
-    assert title("2026-01-02T03:04:05Z") == "last changes (since 2026-01-02T03:04:05Z)"
+    assert title("15m") == "latest changes (last 15m)"
+    assert title("2026-01-02T03:04:05Z") == "latest changes (since 2026-01-02T03:04:05Z)"
 
 
 def test_a_failure_to_notify_that_repeats_is_one_change_with_its_number() -> None:
@@ -414,7 +414,7 @@ def test_one_plugin_of_a_node_is_shown_by_its_resource_or_name(name: str) -> Non
         "  process    amd-plugin (pid 7)",
         "  devices    amd.com/gpu: 0",
         "",
-        "last changes (last 1h)",
+        "latest changes (last 1h)",
         f"  {at}  plugin.observed amd.com/gpu: not_served: refused",
     ]
 
@@ -475,7 +475,7 @@ def test_a_removed_node_still_has_its_last_changes() -> None:
         "",
         "a: health tracks no plugin on this node",
         "",
-        "last changes (last 1d)",
+        "latest changes (last 1d)",
     ]
     assert why.lines(view)[6].endswith("  plugin.stopping p stops (signal), not expected back")
 

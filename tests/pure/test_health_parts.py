@@ -309,7 +309,7 @@ def test_the_way_through_memory_changes_nothing() -> None:
     faults = snapshot.Snapshot(
         node="a.b",
         plugin="p",
-        state=State.ILL,
+        state=State.FAILING,
         interval_s=1.0,
         verdict=Verdict.DEREGISTERED,
         since=AT,
@@ -328,6 +328,15 @@ def test_the_way_through_memory_changes_nothing() -> None:
     assert snapshot.decode(snapshot.encode(faults)) == faults
 
 
+def test_a_state_is_stored_under_its_first_name_and_shown_under_its_present_one() -> None:
+    stored = snapshot.Snapshot(node="a", plugin="p", state=State.FAILING, interval_s=1.0)
+
+    assert b'"state":"ill"' in snapshot.encode(stored)
+    assert {state.value: state.shown for state in State if state.value != state.shown} == {
+        "ill": "failing"
+    }
+
+
 @pytest.mark.parametrize("value", [b"", b"{}", b"[1]", b"\xff"])
 def test_what_is_not_ours_is_not_remembered(value: bytes) -> None:
     with pytest.raises(ValueError, match=r"."):
@@ -336,7 +345,7 @@ def test_what_is_not_ours_is_not_remembered(value: bytes) -> None:
 
 def test_another_version_is_not_remembered() -> None:
     value = snapshot.encode(
-        snapshot.Snapshot(v=1, node="a", plugin="p", state=State.ILL, interval_s=1.0)
+        snapshot.Snapshot(v=1, node="a", plugin="p", state=State.FAILING, interval_s=1.0)
     )
 
     with pytest.raises(ValueError, match="the state has version 1, expected 2"):

@@ -632,7 +632,7 @@ def test_our_own_outage_prolongs_a_maintenance() -> None:
     ("state", "deadline"),
     [
         (State.HEALTHY, 102.5),
-        (State.ILL, 102.5),
+        (State.FAILING, 102.5),
         (State.LOST, 120.0),
         (State.MAINTENANCE, 130.0),
     ],

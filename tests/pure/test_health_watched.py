@@ -679,7 +679,7 @@ def test_a_state_of_another_name_is_not_used() -> None:
     state = snapshot.Snapshot(
         node="a",
         plugin="watched-other-0000",
-        state=snapshot.State.ILL,
+        state=snapshot.State.FAILING,
         interval_s=5.0,
         watched=DOWN,
     )

@@ -585,7 +585,7 @@ def test_a_dead_letter_that_the_server_refuses_is_logged_and_the_consumer_goes_o
                 consuming.cancel()
                 await asyncio.gather(consuming, return_exceptions=True)
         refused, kept = sorted(dead_letters(lines), key=lambda line: line["event"])
-        assert (refused["event"], refused["log_level"]) == ("dead_letter_refused", "warning")
+        assert (refused["event"], refused["log_level"]) == ("dead_letter_not_stored", "warning")
         assert refused["error"] == "message size exceeds maximum allowed"
         assert kept["event"] == "dead_letter_stored"
         assert {line["reason"] for line in (refused, kept)} == {"not_a_cloudevent"}

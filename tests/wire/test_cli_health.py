@@ -154,7 +154,7 @@ def test_a_node_that_fell_silent_is_shown_with_its_evidence_and_changes(tmp_path
             assert wrong in out
             assert f"{RUNBOOKS_URL}plugin_down.html\n" in out
             assert f"  team/training: got {GPU} g0 at " in out
-            changes = [line[23:] for line in out.partition("last changes")[2].splitlines()[1:]]
+            changes = [line[23:] for line in out.partition("latest changes")[2].splitlines()[1:]]
             fell = f"verdict {PLUGIN}: HEALTHY -> PLUGIN_DOWN (silent_and_nobody_listens) heartbeat"
             assert [change for change in changes if change.startswith(fell)]
             assert (
@@ -192,7 +192,7 @@ def test_what_health_or_nats_has_is_shown_when_the_other_is_unavailable(tmp_path
             code, out, errors = await asyncio.to_thread(muster, tmp_path, *no_bus)
             assert code == 1
             assert f"a {PLUGIN} is PLUGIN_DOWN since " in out
-            assert "last changes" not in out
+            assert "latest changes" not in out
             assert "muster why: NATS at nats://127.0.0.1:1 has not answered" in errors
             no_health = ("why", "a", "--url", url, "--health", "http://127.0.0.1:1")
             code, out, errors = await asyncio.to_thread(muster, tmp_path, *no_health)

@@ -116,7 +116,7 @@ def test_the_recorded_policy_raises_what_was_published_and_a_calmer_one_less(
     code, out, err = command(file, calmer, "--json")
     assert (code, err) == (0, "")
     report = orjson.loads(out)
-    assert report["alerts"] == {"told": 2, "recorded_policy": 2, "other_policy": 1}
+    assert report["alerts"] == {"published": 2, "recorded_policy": 2, "other_policy": 1}
     assert report["faithful"]
     assert [alert["kind"] for alert in report["only_recorded_policy"]] == ["plugin_down"]
     assert report["only_other_policy"] == []
@@ -134,7 +134,7 @@ def test_only_alerts_after_the_given_time_are_shown(tmp_path: Path, command: Com
     record(file)
     same = "detection: {interval_s: 1, patience_s: 0, reconnect_s: 1, review_s: 1000}"
     _, out, _ = command(file, same, "--since", "130s", "--json")
-    assert orjson.loads(out)["alerts"] == {"told": 1, "recorded_policy": 1, "other_policy": 1}
+    assert orjson.loads(out)["alerts"] == {"published": 1, "recorded_policy": 1, "other_policy": 1}
 
 
 def test_each_alert_that_the_recorded_policy_does_not_raise_as_published_is_shown(
@@ -152,7 +152,7 @@ def test_each_alert_that_the_recorded_policy_does_not_raise_as_published_is_show
     _, out, _ = command(file, "detection: {}", "--json")
     report = orjson.loads(out)
     assert not report["faithful"]
-    missing, additional = report["told_not_raised"], report["raised_not_told"]
+    missing, additional = report["published_not_replayed"], report["replayed_not_published"]
     assert [(alert["node"], alert["kind"]) for alert in missing] == [("node-b", "plugin_down")]
     assert [(alert["node"], alert["kind"]) for alert in additional] == [("node-a", "plugin_down")]
     _, out, _ = command(file, "detection: {}")
@@ -229,7 +229,7 @@ def test_a_recording_stays_within_its_limit_and_continues_in_a_second_file(
     assert file.stat().st_size + Path(f"{file}.1").stat().st_size < 1.1 * 2**20
     Path(f"{file}.1").unlink()
     _, out, _ = command(file, "detection: {interval_s: 1, patience_s: 0}", "--json")
-    assert orjson.loads(out)["alerts"] == {"told": 1, "recorded_policy": 1, "other_policy": 1}
+    assert orjson.loads(out)["alerts"] == {"published": 1, "recorded_policy": 1, "other_policy": 1}
 
 
 def test_the_last_line_of_a_killed_process_may_be_incomplete(

@@ -68,9 +68,9 @@ class PluginAlerting:
 
     def load(self, before: snapshot.Snapshot) -> None:
         """Load another process's published verdict and alerts, and its pending changes."""
-        self.lifecycle.load(before.firing, before.untold_alerts)
+        self.lifecycle.load(before.firing, before.unpublished_alerts)
         self.published_verdict = before.verdict
-        self.pending_verdict = before.untold_verdict
+        self.pending_verdict = before.unpublished_verdict
 
     def restore(
         self,

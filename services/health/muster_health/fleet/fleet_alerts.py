@@ -48,7 +48,7 @@ class FleetAlerts:
     def restore(self, before: snapshot.Snapshot, keep_until: float) -> None:
         """Restore the published alerts; all of them stay open until `keep_until`."""
         self._keep_until = keep_until
-        self.lifecycle.load(before.firing, before.untold_alerts)
+        self.lifecycle.load(before.firing, before.unpublished_alerts)
         self.position = max(self.position, before.position)
         self._stored = before.position
 
@@ -130,7 +130,7 @@ class FleetAlerts:
             interval_s=0.0,
             position=self.position,
             firing=tuple(self.lifecycle.published.values()),
-            untold_alerts=self.lifecycle.pending,
+            unpublished_alerts=self.lifecycle.pending,
             leader=leader,
         )
         return signals.Store(key=KEY, value=snapshot.encode(stored))
@@ -161,15 +161,16 @@ class FleetAlerts:
         summary = f"{peak} of {plugins} plugins {manners} at once; in common: {common}"
         most_s = suspension.most_s(self._context.settings)
         text = (
-            f"{peak} suspected; each is suspended, without a verdict, for {most_s:g} s at most, "
-            "then diagnosed in turn; sooner if the mass failure ends, or if its pod or node is gone"
+            f"{peak} suspected; each verdict is suspended for at most {most_s:g} s, then the "
+            "plugins are diagnosed in turn; earlier if the mass failure ends, or if the plugin's "
+            "pod or node is gone"
         )
         yield alerts.Alert(
             kind=AlertKind.STORM,
             summary=summary,
             evidence=(
                 evidence.of("health", text),
-                evidence.of("health", mass_failure.makers(running)),
+                evidence.of("health", mass_failure.suspicions_by_node(running)),
                 evidence.of("bus", f"in common: {common}"),
             ),
             starts_at=at,

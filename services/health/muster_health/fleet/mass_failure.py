@@ -91,8 +91,8 @@ class MassFailure:
         self.joined_at = now
 
 
-def makers(failures: Iterable[MassFailure]) -> str:
-    """Return the nodes that cause the most suspicions, each with its share."""
+def suspicions_by_node(failures: Iterable[MassFailure]) -> str:
+    """Return the nodes from which most suspicions come, each with its share."""
     joined = Counter[str]()
     for failure in failures:
         joined.update(failure.joined)
@@ -119,7 +119,7 @@ class SuspectCounts:
         self.suspects: dict[str, steps.Failure] = {}
         self._settings = settings
         self._recent: dict[str, tuple[float, str]] = {}
-        """Plugins that count towards a new mass failure: since when, and their nodes."""
+        """Plugins that count towards a new mass failure: when each was suspected, and its node."""
         self._nodes: dict[Group, Counter[str]] = {}
         """The number of recent plugins of each node, by cause and manner."""
         self._member_of: dict[str, MassFailure] = {}

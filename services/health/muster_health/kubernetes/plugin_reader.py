@@ -75,8 +75,11 @@ class PluginReader:
             for observation in observations if self._is_leading() else ():
                 await self._put(observation)
         if self.problems != before:
-            event = "plugin_objects_incomplete" if self.problems else "plugin_objects_complete"
-            logs.logger().info(event, problems=self.problems)
+            log = logs.logger()
+            if self.problems:
+                log.warning("plugin_objects_unreadable", problems=self.problems)
+            else:
+                log.info("plugin_objects_readable")
 
     async def _view(self) -> plugin_facts.View:
         pods = await self._all("/api/v1/pods", plugin_objects.Pod, self._trimmed_if_relevant)
@@ -85,7 +88,7 @@ class PluginReader:
         nodes = await self._all("/api/v1/nodes", objects.Node, plugin_facts.trimmed_node)
         now = self._api.now()
         if nodes is None or pods is None or now is None:
-            raise _Unread("nodes and pods cannot be listed")
+            raise _Unread("nodes or pods cannot be listed")
         claims = await self._all(f"{_DRA}/resourceclaims", plugin_objects.ResourceClaim)
         classes = await self._all(f"{_DRA}/deviceclasses", plugin_objects.DeviceClass)
         return plugin_facts.View(

@@ -2,8 +2,8 @@
 
 The state is stored when a verdict or an alert changes: first with the pending change, and again
 without it once the change is published. After a crash in between, the change is published again
-under the same event id; it is never lost. The field names are the keys in the bucket and must not
-change, because another version may read them.
+under the same event id; it is never lost. The encoded names are in the bucket and must not change,
+because another version may read them.
 """
 
 import enum
@@ -29,15 +29,23 @@ _INTERVAL_S: Final = 5.0
 
 
 class State(enum.StrEnum):
-    """The state of a plugin between suspicion and verdict; `plugin` has the table of states."""
+    """The state of a plugin between suspicion and verdict; `plugin` has the table of states.
+
+    The values are those in the bucket.
+    """
 
     UNKNOWN = "unknown"
     HEALTHY = "healthy"
     SUSPECT = "suspect"
     LOST = "lost"
-    ILL = "ill"
+    FAILING = "ill"
     MAINTENANCE = "maintenance"
     RECOVERING = "recovering"
+
+    @property
+    def shown(self) -> str:
+        """The state as people see it."""
+        return self.name.lower()
 
 
 class KnownFault(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -50,7 +58,7 @@ class KnownFault(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class KnownRefusal(msgspec.Struct, frozen=True, kw_only=True):
-    """A refused configuration, as saved; `since` is the time of day, in seconds since 1970.
+    """A refused configuration, as saved; `since` is a Unix timestamp in seconds.
 
     `instance` and `config_hash` are empty if only the alert about it remains.
     """
@@ -99,8 +107,10 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     refused: KnownRefusal | None = None
     """The configuration that the plugin refused, until another one is in force."""
     firing: tuple[alerts.Alert, ...] = ()
-    untold_verdict: vocabulary.VerdictChanged | None = None
-    untold_alerts: tuple[alerts.Alert, ...] = ()
+    unpublished_verdict: vocabulary.VerdictChanged | None = msgspec.field(
+        name="untold_verdict", default=None
+    )
+    unpublished_alerts: tuple[alerts.Alert, ...] = msgspec.field(name="untold_alerts", default=())
     remedied: datetime | None = None
     """The start of the verdict for which a restart was last decided or refused."""
     remedies: tuple[datetime, ...] = ()
@@ -209,7 +219,7 @@ def decode(value: bytes) -> Snapshot:
     watched = stored.watched
     if watched is not None and vocabulary.watched_plugin(watched.name) != stored.plugin:
         raise ValueError(f"{stored.plugin} is not the plugin of {watched.name}")
-    for alert in (*stored.firing, *stored.untold_alerts):
+    for alert in (*stored.firing, *stored.unpublished_alerts):
         if not alert.evidence:
             raise ValueError("an alert without evidence")
         alerts.changed(alert, node=stored.node, plugin=stored.plugin, runbook_url="", leader=0)

@@ -12,10 +12,10 @@ a verdict: the plugin is first checked, with a probe and a query to Kubernetes.
 | all but (2) | no heartbeat for 2.5 intervals (3)        | SUSPECT     | check: silence     |
 | all but (2) | connection closed without announced stop  | SUSPECT     | check after 2 s    |
 | all but (2) | a heartbeat with a problem                | unchanged   | check after grace  |
-| all but (2) | the same problem after its grace (5)      | ILL         | see `problems`     |
+| all but (2) | the same problem after its grace (5)      | FAILING     | see `problems`     |
 | HEALTHY     | too many unannounced new instances (7)    | RECOVERING  | FLAPPING           |
 | SUSPECT     | an answer to the probe, a fresh heartbeat | as before   | as before: refuted |
-| SUSPECT     | problem: the probe's answer confirms it   | ILL         | see `problems`     |
+| SUSPECT     | problem: the probe's answer confirms it   | FAILING     | see `problems`     |
 | SUSPECT     | silence: all results have arrived         | LOST (4)    | see `diagnosis`    |
 | SUSPECT     | silence: the probe is inconclusive (8)    | SUSPECT     | probe after 1 s    |
 | SUSPECT     | silence: inconclusive for the fourth time | as before   | all waits restart  |
@@ -23,7 +23,7 @@ a verdict: the plugin is first checked, with a probe and a query to Kubernetes.
 | SUSPECT     | the plugins of many nodes fail alike (6)  | SUSPECT     | suspended          |
 | LOST        | 20 s, 40 s, ... 2 min later               | LOST (4)    | checked again      |
 | LOST        | a fresh heartbeat, an answer to a probe   | RECOVERING  | as before          |
-| ILL         | a good heartbeat                          | RECOVERING  | as before          |
+| FAILING     | a good heartbeat                          | RECOVERING  | as before          |
 | RECOVERING  | 3 good heartbeats, or 15 s; `flap_damping`| HEALTHY     | HEALTHY            |
 | any         | the plugin announces a stop               | MAINTENANCE | MAINTENANCE        |
 | MAINTENANCE | a new instance, or the plugin has started | RECOVERING  | as before          |

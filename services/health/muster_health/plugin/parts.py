@@ -288,7 +288,7 @@ class PluginState:
         return {
             "node": self.node,
             "plugin": self.plugin,
-            "state": machine.state,
+            "state": machine.state.shown,
             "verdict": machine.standing.verdict,
             "flapping": machine.standing.is_flapping,
             "since": alerting.since,
@@ -332,7 +332,7 @@ class PluginState:
         return msgspec.to_builtins(event) | {"recovery": recovery}
 
     def _times(self, since: float, until: float) -> dict[str, datetime]:
-        """Return since when all is well, and when that will have lasted long enough, in UTC."""
+        """Return when the problem ended, and when it will count as resolved, in UTC."""
         zero = self.context.wall_zero
         return {
             "since": datetime.fromtimestamp(zero + since, UTC),
@@ -371,8 +371,8 @@ class PluginState:
             configuration=self.counts.configuration,
             refused=self.refused.known,
             firing=tuple(alerting.lifecycle.published.values()),
-            untold_verdict=alerting.pending_verdict,
-            untold_alerts=alerting.lifecycle.pending,
+            unpublished_verdict=alerting.pending_verdict,
+            unpublished_alerts=alerting.lifecycle.pending,
             remedied=self.restart_decided_for,
             remedies=self.restarts,
             leader=leader,

@@ -116,7 +116,7 @@ class TrackedPlugin(parts.PluginState):
     @property
     def is_alive(self) -> bool:
         """Return whether heartbeats are arriving."""
-        return self.verdict.state in {State.HEALTHY, State.ILL, State.RECOVERING}
+        return self.verdict.state in {State.HEALTHY, State.FAILING, State.RECOVERING}
 
     @property
     def is_silent(self) -> bool:

@@ -16,7 +16,7 @@ from muster_health.model.steps import Rule
 from muster_health.plugin import problems, verdict_state
 from muster_health.plugin.investigation import Reason, Suspicion
 
-_ALIVE: Final = frozenset({State.HEALTHY, State.ILL, State.RECOVERING})
+_ALIVE: Final = frozenset({State.HEALTHY, State.FAILING, State.RECOVERING})
 _NOT_HEARD: Final = frozenset({State.SUSPECT, State.LOST, State.MAINTENANCE})
 
 
@@ -59,9 +59,9 @@ class VerdictMachine(verdict_state.VerdictState):
                     return noted
                 alive = self._alive_evidence()
                 return [*noted, *self._conclude(Verdict.HEALTHY, Rule.FIRST_SIGN_OF_LIFE, alive)]
-            case State.ILL:
+            case State.FAILING:
                 if problem is not None and problem.verdict is self.standing.verdict:
-                    return [*noted, *self._still_ill(problem)]
+                    return [*noted, *self._problem_persists(problem)]
                 return [*noted, *self._return(problem, now, counts=True)]
             case State.LOST | State.MAINTENANCE | State.RECOVERING:
                 return [*noted, *self._return(problem, now, counts=counts)]
@@ -109,7 +109,7 @@ class VerdictMachine(verdict_state.VerdictState):
         if self.reported.is_recheck(number):
             is_alive = self.state not in _NOT_HEARD
             problem = self.reported.rechecked(answer, is_alive=is_alive)
-            return [] if problem is None else self._believe(problem, now)
+            return [] if problem is None else self._confirm_problem(problem, now)
         if number == self.asked_while_suspended:
             self.asked_while_suspended = 0
             self.is_gone = self.is_suspended and answer is not None and _is_gone(answer)
@@ -295,18 +295,18 @@ class VerdictMachine(verdict_state.VerdictState):
             return []
         is_asked = problem.rule in {Rule.NODE_OFFERS_OTHERS, Rule.KUBELET_AWAY}
         if not is_asked or not self.investigation.has_cluster:
-            return self._believe(problem, now)
+            return self._confirm_problem(problem, now)
         if not self.reported.may_recheck(now):
             return []
         question = self.investigation.ask_kubernetes()
         self.reported.rechecking(question.number, now)
         return [question]
 
-    def _believe(self, problem: problems.Problem, now: float) -> list[steps.Step]:
+    def _confirm_problem(self, problem: problems.Problem, now: float) -> list[steps.Step]:
         delay_s = now - self.reported.since
         self.reported.clear()
-        is_failure = self.state is not State.ILL
-        self.state = State.ILL
+        is_failure = self.state is not State.FAILING
+        self.state = State.FAILING
         self.recovery.begin()
         reached = steps.Diagnosis(
             verdict=problem.verdict, rule=problem.rule, evidence=problem.evidence
@@ -315,7 +315,7 @@ class VerdictMachine(verdict_state.VerdictState):
             reached, now, delay_s, is_failure=is_failure, resources=problem.resources
         )
 
-    def _still_ill(self, problem: problems.Problem) -> list[steps.Step]:
+    def _problem_persists(self, problem: problems.Problem) -> list[steps.Step]:
         self.reported.clear()
         before = {*self.standing.resources}
         if {*problem.resources} <= before:
@@ -328,7 +328,7 @@ class VerdictMachine(verdict_state.VerdictState):
         self, problem: problems.Problem | None, now: float, *, counts: bool
     ) -> list[steps.Step]:
         """Begin or continue the recovery from a bad verdict; a new problem restarts it."""
-        if self.state is not State.ILL or problem is None:
+        if self.state is not State.FAILING or problem is None:
             if self.state is not State.RECOVERING:
                 self.recovery.begin()
             self.state = State.RECOVERING

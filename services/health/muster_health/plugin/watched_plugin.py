@@ -147,7 +147,11 @@ class WatchedPlugin(tracked_plugin.TrackedPlugin):
         """
         standing = self.standing()
         is_observed = self.machine.watched is not None and self.machine.source == "agent"
-        if not is_observed or standing.state is not State.ILL or standing.verdict not in _CERTAIN:
+        if (
+            not is_observed
+            or standing.state is not State.FAILING
+            or standing.verdict not in _CERTAIN
+        ):
             return False
         is_decided = self.restart_decided_for == self.alerting.since
         own = self.alerting.alert

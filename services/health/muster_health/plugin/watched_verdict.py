@@ -7,11 +7,11 @@ It is the same machine as for our own plugins, with these differences:
 | any         | no observation, however long                | as before   | as before              |
 | all but (1) | a problem is observed                       | unchanged   | query after 0.5 s (2)  |
 | all but (1) | Kubernetes: it is planned (5)               | MAINTENANCE | MAINTENANCE            |
-| all but (1) | Kubernetes: it is not; or no answer, twice  | ILL         | see `watched_findings` |
-| ILL         | the same, with another rule or text         | ILL         | as before, confirmed   |
+| all but (1) | Kubernetes: it is not; or no answer, twice  | FAILING     | see `watched_findings` |
+| FAILING     | the same, with another rule or text         | FAILING     | as before, confirmed   |
 | (3)         | another problem for 15 s                    | unchanged   | query                  |
-| ILL (4)     | the node keeps offering its devices         | unchanged   | query; MISMATCH        |
-| ILL         | nothing is wrong any more                   | RECOVERING  | as before              |
+| FAILING (4) | the node keeps offering its devices         | unchanged   | query; MISMATCH        |
+| FAILING     | nothing is wrong any more                   | RECOVERING  | as before              |
 | RECOVERING  | nothing is wrong for 15 s; `flap_damping`   | HEALTHY     | HEALTHY                |
 | MAINTENANCE | nobody answers, again                       | MAINTENANCE | as before              |
 | MAINTENANCE | nothing is wrong, or another problem        | RECOVERING  | as before              |
@@ -197,7 +197,7 @@ class WatchedMachine(verdict_machine.VerdictMachine):
     def _is_late_offer(self, problem: problems.Problem) -> bool:
         """Return whether the failure is over, and only the node's status still shows it."""
         is_offer = problem.rule is Rule.WATCHED_NODE_OFFERS_OTHERS
-        return is_offer and self.state is State.ILL and self.standing.rule is not problem.rule
+        return is_offer and self.state is State.FAILING and self.standing.rule is not problem.rule
 
     def _judge(
         self,
@@ -218,7 +218,7 @@ class WatchedMachine(verdict_machine.VerdictMachine):
             why = (*problem.evidence, *self._shown(answer, watched))
             return self._maintenance(rule, why, self.context.settings.maintenance_s, now)
         self._answer = tuple(self._shown(answer, watched))
-        reached = self._believe(problem, now)
+        reached = self._confirm_problem(problem, now)
         # nothing else may change for minutes
         is_contradicted = self._is_contradicted(watched, self.reported.offers)
         return [*reached, *self.evaluate(now)] if is_contradicted else reached
@@ -244,7 +244,7 @@ class WatchedMachine(verdict_machine.VerdictMachine):
             self._ask_not_before = self.reported.due = now + _ASK_PACE_S
             return []
         self._answer = ()
-        return self._believe(current, now)
+        return self._confirm_problem(current, now)
 
     def _is_written(self, answer: signals.Facts) -> bool:
         """Return whether the kubelet still writes the node's status."""
@@ -257,7 +257,7 @@ class WatchedMachine(verdict_machine.VerdictMachine):
             return []
         if not self.investigation.has_cluster:
             self._answer = ()
-            return self._believe(problem, now)
+            return self._confirm_problem(problem, now)
         if self._asked:
             self.reported.due = self._lost_at
             return []
@@ -272,7 +272,7 @@ class WatchedMachine(verdict_machine.VerdictMachine):
 
     @property
     def _lost_at(self) -> float:
-        """Return when to stop waiting for an answer that our own code should send."""
+        """Return when to give up on a query that our Kubernetes adapter should have answered."""
         lost_s = self.context.settings.probe_timeout_s + _ANSWER_LOST_S
         return self._ask_not_before - _ASK_PACE_S + lost_s
 
@@ -281,13 +281,13 @@ class WatchedMachine(verdict_machine.VerdictMachine):
         pod = self.watched.pod if self.watched else ""
         return replace(self.investigation.ask_kubernetes(), watched=self.name, pod=pod)
 
-    def _believe(self, problem: problems.Problem, now: float) -> list[steps.Step]:
+    def _confirm_problem(self, problem: problems.Problem, now: float) -> list[steps.Step]:
         self._seen = problem.evidence
         shown = replace(problem, evidence=(*problem.evidence, *self._answer))
         confirmed = signals.Noted(note=signals.Note.CONFIRMED)
-        return [confirmed, *super()._believe(shown, now)]
+        return [confirmed, *super()._confirm_problem(shown, now)]
 
-    def _still_ill(self, problem: problems.Problem) -> list[steps.Step]:
+    def _problem_persists(self, problem: problems.Problem) -> list[steps.Step]:
         self.reported.clear()
         is_unknown, before, self._seen = self._seen is None, self._seen, problem.evidence
         is_same = problem.rule is self.standing.rule

@@ -83,13 +83,13 @@ def _report(comparison: "player.Comparison") -> dict[str, object]:
     pairs, only_recorded = comparison.both, comparison.only_recorded_policy
     return {
         "alerts": {
-            "told": comparison.published,
+            "published": comparison.published,
             "recorded_policy": len(pairs) + len(only_recorded),
             "other_policy": len(pairs) + len(comparison.only_other_policy),
         },
         "faithful": not comparison.not_replayed and not comparison.not_published,
-        "told_not_raised": [_episode(episode) for episode in comparison.not_replayed],
-        "raised_not_told": [_episode(episode) for episode in comparison.not_published],
+        "published_not_replayed": [_episode(episode) for episode in comparison.not_replayed],
+        "replayed_not_published": [_episode(episode) for episode in comparison.not_published],
         "only_recorded_policy": [_episode(episode) for episode in only_recorded],
         "only_other_policy": [_episode(episode) for episode in comparison.only_other_policy],
         "both": [
@@ -120,9 +120,9 @@ _ANSWERED: Final = {"as recorded": "answered from the recording"}
 def _text(report: Mapping[str, Any]) -> Iterator[str]:
     span, alerts, other = report["recording"], report["alerts"], report["policy"]
     yield f"recorded from {span['from'][:19]} to {span['to'][:19]} UTC, {span['entries']} entries"
-    noun = "alert" if alerts["told"] == 1 else "alerts"
+    noun = "alert" if alerts["published"] == 1 else "alerts"
     yield (
-        f"{alerts['told']} {noun} published; replayed, the recorded policy raises "
+        f"{alerts['published']} {noun} published; replayed, the recorded policy raises "
         f"{alerts['recorded_policy']}, and {other} {alerts['other_policy']}"
     )
     if not report["faithful"]:
@@ -130,9 +130,9 @@ def _text(report: Mapping[str, Any]) -> Iterator[str]:
             "a replay of the recorded policy does not raise the published alerts: do not rely on "
             "results about these alerts"
         )
-        for alert in report["told_not_raised"]:
+        for alert in report["published_not_replayed"]:
             yield _line("!", alert, "published, not replayed")
-        for alert in report["raised_not_told"]:
+        for alert in report["replayed_not_published"]:
             yield _line("!", alert, "replayed, not published")
     for alert in report["only_recorded_policy"]:
         yield _line("-", alert, "only with the recorded policy")

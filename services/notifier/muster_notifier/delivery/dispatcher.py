@@ -22,7 +22,7 @@ UNREADABLE = metrics.counter(
     ("ledger", "silence"),
 )
 _CLEAR_S: Final = 30.0
-_BURIED_MAX: Final = 100
+_STORED_AT_ONCE_MAX: Final = 100
 _READ_AT_ONCE: Final = 32
 _SETTLED_MAX: Final = 100
 
@@ -110,7 +110,7 @@ class Dispatcher:
             except notifications.Malformed:
                 continue  # its receiver's worker logs it
             if notification.receiver not in self._workers:
-                await self._bury(subject, body)
+                await self._store_as_dead_letter(subject, body)
             elif dead_letters.REPLAY not in headers and not notification.is_test:
                 pending.append(notification)
         return pending
@@ -127,18 +127,18 @@ class Dispatcher:
         known, count = {*self._workers, *self._left_out}, 0
         async for subject, body, _ in self._waiting(lambda name: name not in known):
             count += 1
-            if count <= _BURIED_MAX:
-                await self._bury(subject, body)
+            if count <= _STORED_AT_ONCE_MAX:
+                await self._store_as_dead_letter(subject, body)
             else:
                 await storage.remove_waiting(self._bus.link, streams.OUTBOX, subject)
-        if count > _BURIED_MAX:
+        if count > _STORED_AT_ONCE_MAX:
             logs.logger().error(
                 "undeliverable_notifications_deleted",
-                count=count - _BURIED_MAX,
-                reason=f"no such receiver; more than {_BURIED_MAX} at once are not stored",
+                count=count - _STORED_AT_ONCE_MAX,
+                reason=f"no such receiver; more than {_STORED_AT_ONCE_MAX} at once are not stored",
             )
 
-    async def _bury(self, subject: str, body: bytes) -> None:
+    async def _store_as_dead_letter(self, subject: str, body: bytes) -> None:
         """Turn a message without a receiver into a dead letter."""
         try:
             dead = dead_letters.dead_letter(

@@ -101,7 +101,8 @@ class NvmlSource:
         if self._session is not None:
             self._session.events.stop()
         if not await self._calls.wait_all(self._timeouts.close_s):
-            self._log.warning("nvml_shutdown_timed_out", waited_s=self._timeouts.close_s)
+            waited_s = self._timeouts.close_s
+            self._log.warning("nvml_not_shut_down", reason="a call hangs", waited_s=waited_s)
             return
         session = self._session or (self._starting and self._starting.result().session)
         if session:
