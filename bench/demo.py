@@ -1,4 +1,4 @@
-"""Adapter: the command `muster demo`: measures the duration of each step of its story.
+"""Adapter: the command `muster demo`: measures the duration of each step of its scenario.
 
 python -m bench.demo [--quick] [--json FILE]
 """
@@ -16,13 +16,13 @@ _DEMO_MAX_S = 60.0
 
 
 async def measure(options: report.Options) -> list[report.Row]:
-    """Play the story once, or three times, and return its figures."""
-    stories = [await _play() for _ in range(1 if options.quick else 3)]
-    how = f"median of {len(stories)} runs of `muster demo --json`; heartbeats every second"
+    """Run the scenario once, or three times, and return its figures."""
+    runs = [await _play() for _ in range(1 if options.quick else 3)]
+    how = f"median of {len(runs)} runs of `muster demo --json`; heartbeats every second"
     rows = [
         report.Row(
             name="muster demo, whole",
-            value=statistics.median(played.seconds for played in stories),
+            value=statistics.median(played.seconds for played in runs),
             unit="s",
             target=_DEMO_MAX_S,
             how=how,
@@ -31,12 +31,12 @@ async def measure(options: report.Options) -> list[report.Row]:
     rows.extend(
         report.Row(
             name=step.name,
-            value=statistics.median(played.steps[index].seconds for played in stories),
+            value=statistics.median(played.steps[index].seconds for played in runs),
             unit="s",
             target=None,
             how=step.detail,
         )
-        for index, step in enumerate(stories[-1].steps)
+        for index, step in enumerate(runs[-1].steps)
     )
     return rows
 
@@ -47,7 +47,7 @@ async def _play() -> demo.Report:
     )
     text, _ = await process.communicate()
     if process.returncode != 0:
-        raise RuntimeError(f"the story failed: {text.decode()}")
+        raise RuntimeError(f"the scenario failed: {text.decode()}")
     return msgspec.json.decode(text, type=demo.Report)
 
 

@@ -1,7 +1,7 @@
 """Adapter: a cluster: reads muster's pods, Secrets and logs with the rights of the user.
 
 Pods are reached by a port-forward through the API server; the credentials for NATS are read from a
-Secret that the user may read. An error names the missing right: verb, resource and namespace.
+Secret that the user may read. An error names the missing permission: verb, resource and namespace.
 """
 
 import contextlib
@@ -123,7 +123,7 @@ class Cluster:
             await forward.check()
         except kubernetes_api.Refused as error:
             if error.answer.is_forbidden:
-                raise Unreachable(await self._missing_right()) from None
+                raise Unreachable(await self._missing_permission()) from None
             raise _unreachable(error.answer, "") from None
         except kubernetes_api.LOST as error:
             text = str(error) or "no answer in time"
@@ -247,12 +247,12 @@ class Cluster:
             raise Unreachable(f"the ConfigMap {name} has no {key}")
         return text
 
-    async def _missing_right(self) -> str:
+    async def _missing_permission(self) -> str:
         """Return a text with the rights that the user lacks to forward a port."""
         missing = [verb for verb in ("get", "create") if not await self._may(verb)]
         verbs = " and ".join(missing or ("get", "create"))
         return (
-            f"missing right: {verbs} pods/portforward in the namespace {self.namespace} "
+            f"missing permission: {verbs} pods/portforward in the namespace {self.namespace} "
             "(docs/security.md has a Role)"
         )
 
@@ -284,7 +284,9 @@ def _decoded(body: bytes, shape: type[Shape], path: str) -> Shape:
 
 
 def _unreachable(answer: kubernetes_api.Answer, what: str) -> Unreachable:
-    """Return why a request failed, and the missing right if that is the cause."""
+    """Return why a request failed, and the missing permission if that is the cause."""
     if answer.is_forbidden and what:
-        return Unreachable(f"missing right: {what} ({answer.problem}); docs/security.md has a Role")
+        return Unreachable(
+            f"missing permission: {what} ({answer.problem}); docs/security.md has a Role"
+        )
     return Unreachable(answer.problem)

@@ -1,9 +1,9 @@
-"""Adapter: the terminal: `muster demo` plays one story on the local stack and reports the results.
+"""Adapter: the terminal: `muster demo` runs a scripted scenario on the local stack and reports it.
 
 Every step has a deadline. The nodes, kubelets and GPUs are simulated, and the output states this.
 
-`python -m muster.cli.demo` plays the story in one of the containers of compose.yaml. A container
-cannot send signals to the others, so the story has only faults that the stand-ins can cause on
+`python -m muster.cli.demo` plays the scenario in one of the containers of compose.yaml. A container
+cannot send signals to the others, so the scenario has only faults that the stand-ins can cause on
 request.
 """
 
@@ -33,7 +33,7 @@ _EVENTS_AGE: Final = timedelta(hours=1)
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
-    """One step of a story. `seconds` is its duration, and `detail` describes its result."""
+    """One step of a scenario. `seconds` is its duration, and `detail` describes its result."""
 
     name: str
     ok: bool
@@ -42,7 +42,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """The steps of a story that have been played; `ok` if every step succeeded."""
+    """The steps of a scenario that have been played; `ok` if every step succeeded."""
 
     ok: bool
     seconds: float
@@ -51,24 +51,24 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 @app.default
 def demo(*, json: output.Json = False) -> int:
-    """Play one story and exit: faults, verdicts, notifications, recovery, with measured times.
+    """Run one scripted scenario and exit: faults, verdicts, notifications, recovery, timings.
 
     The exit code is 0 if every step succeeded, 1 if one failed, 130 after Ctrl-C.
     """
     return run(_on_a_stack, as_json=json)
 
 
-def run(play: "Callable[[Story], Coroutine[object, object, None]]", *, as_json: bool) -> int:
-    """Play a story and print the result; return the exit code."""
-    story = Story(quiet=as_json)
+def run(play: "Callable[[Scenario], Coroutine[object, object, None]]", *, as_json: bool) -> int:
+    """Play a scenario and print the result; return the exit code."""
+    scenario = Scenario(quiet=as_json)
     try:
-        asyncio.run(runtime.run(play(story)))
+        asyncio.run(runtime.run(play(scenario)))
     except (nats.NatsUnavailable, processes.ProgramFailed) as error:
-        story.append(Step(name="start", ok=False, seconds=0.0, detail=str(error)))
-    failed = [step.name for step in story.steps if not step.ok]
-    if not (story.is_complete or failed):
+        scenario.append(Step(name="start", ok=False, seconds=0.0, detail=str(error)))
+    failed = [step.name for step in scenario.steps if not step.ok]
+    if not (scenario.is_complete or failed):
         return output.fail("demo", "interrupted", code=130)
-    report = story.report()
+    report = scenario.report()
     if as_json:
         output.print_json(report, indent=2)
     else:
@@ -77,8 +77,8 @@ def run(play: "Callable[[Story], Coroutine[object, object, None]]", *, as_json: 
     return 0 if report.ok else 1
 
 
-class Story:
-    """A story that is being played: its steps so far, and whether it is complete."""
+class Scenario:
+    """A scenario that is being played: its steps so far, and whether it is complete."""
 
     def __init__(self, *, quiet: bool) -> None:
         self.steps: list[Step] = []
@@ -91,7 +91,7 @@ class Story:
             output.show(*line.split("\n"))
 
     def append(self, step: Step) -> None:
-        """Store a step, and print it with the time since the start of the story."""
+        """Store a step, and print it with the time since the start of the scenario."""
         self.steps.append(step)
         at_s = sum(step.seconds for step in self.steps)
         outcome = "ok    " if step.ok else "FAILED"
@@ -118,7 +118,7 @@ class Story:
                 return
 
     def report(self) -> Report:
-        """Return the report; an incomplete story is not ok."""
+        """Return the report; an incomplete scenario is not ok."""
         return Report(
             ok=self.is_complete and all(step.ok for step in self.steps),
             seconds=round(sum(step.seconds for step in self.steps), 3),
@@ -128,9 +128,9 @@ class Story:
         )
 
 
-async def _on_a_stack(story: Story) -> None:
-    """Start the stack, play the story, stop the stack."""
-    story.print(
+async def _on_a_stack(scenario: Scenario) -> None:
+    """Start the stack, play the scenario, stop the stack."""
+    scenario.print(
         f"simulated: 3 nodes, their kubelets and {demo_steps.GPUS} GPUs; the rest is real\n"
     )
     running = stack.Stack(show=lambda _: None, restart=False, nats_url=os.environ.get("NATS_URL"))
@@ -140,15 +140,15 @@ async def _on_a_stack(story: Story) -> None:
     async with running:
         pids = running.pids()
         async with events.subscribe_all(running.nats_url, recorder.record, since=since):
-            story.add("start", started, f"{len(pids)} processes")
-            await story.play(_steps(running, demo_steps.Steps(running, recorder)))
+            scenario.add("start", started, f"{len(pids)} processes")
+            await scenario.play(_steps(running, demo_steps.Steps(running, recorder)))
         pids |= running.pids()
         started = clock()
     left = [f"process {pid}" for pid in sorted(pids) if _is_running(pid)]
     left += [str(running.directory)] if running.directory.exists() else []
     detail = f"left behind: {', '.join(left)}" if left else "no process, socket or file left"
-    story.add("stop", started, detail, ok=not left)
-    story.is_complete = True
+    scenario.add("stop", started, detail, ok=not left)
+    scenario.is_complete = True
 
 
 class Containers:
@@ -163,9 +163,9 @@ class Containers:
         return _FAULTS / f"{node}.jsonl"
 
 
-async def _on_containers(story: Story) -> None:
-    """Play the story on containers that already run, and leave them running."""
-    story.print(
+async def _on_containers(scenario: Scenario) -> None:
+    """Play the scenario on containers that already run, and leave them running."""
+    scenario.print(
         f"simulated: 3 nodes, their kubelets and {demo_steps.GPUS} GPUs; the rest is real\n"
     )
     containers = Containers()
@@ -176,13 +176,13 @@ async def _on_containers(story: Story) -> None:
     recorder = events.Recorder()
     steps = demo_steps.Steps(containers, recorder)
     async with events.subscribe_all(os.environ["NATS_URL"], recorder.record, since=since):
-        story.add("connect", started, "to NATS, as admin")
+        scenario.add("connect", started, "to NATS, as admin")
         try:
-            await story.play([*steps.healthy("a simulated one", a), *steps.on_request(a, b)])
+            await scenario.play([*steps.healthy("a simulated one", a), *steps.on_request(a, b)])
         finally:
             with contextlib.suppress(OSError):
                 await demo_steps.delete(f"{pod}?gracePeriodSeconds=0")
-    story.is_complete = True
+    scenario.is_complete = True
 
 
 def _steps(running: stack.Stack, steps: demo_steps.Steps) -> list[tuple[str, demo_steps.Play]]:

@@ -37,7 +37,7 @@ class StepFailed(Exception):
 
 
 class Place(Protocol):
-    """Where the programs of the story run: on this machine, or in containers."""
+    """Where the programs of the scenario run: on this machine, or in containers."""
 
     def http(self, name: str) -> str:
         """Return the HTTP address of a program."""

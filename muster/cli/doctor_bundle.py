@@ -89,7 +89,7 @@ class Bundle:
             self.notes.append(f"pods.json, logs, settings: {observed.pods.why}")
             return
         self.add_tree("pods.json", [_description(pod) for pod in observed.pods])
-        assert observer.cluster is not None, "the pods belong to another cluster"
+        assert observer.cluster is not None, "pods were observed, so there is a cluster"
         observer.go_on()
         await self._add_logs(observer, observer.cluster, observed.pods)
         await self._add_settings(observer, observer.cluster, observed.pods)

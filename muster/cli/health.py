@@ -80,7 +80,7 @@ def show_node(
     health: Health = None,
     url: events.Url = None,
 ) -> int:
-    """Show a node's verdicts, evidence, devices, alerts, pods and last changes.
+    """Show a node's verdicts, evidence, devices, alerts, pods and latest changes.
 
     If health or NATS does not answer, only the data of the other is shown, and the exit code is 1.
 

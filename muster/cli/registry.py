@@ -47,7 +47,7 @@ COMMANDS: Final = {
         "Show the fleet in a browser: nodes, evidence, alerts, live events.", ("console",)
     ),
     "demo": Command(
-        "Play one story and exit: faults, verdicts, notifications, recovery, with measured times.",
+        "Run one scripted scenario and exit: faults, verdicts, notifications, recovery, timings.",
         _UP_EXTRAS,
         "muster.cli.demo:app",
     ),
@@ -102,7 +102,7 @@ COMMANDS: Final = {
         "muster.cli.up:app",
     ),
     "why": Command(
-        "Show a node's verdicts, evidence, devices, alerts, pods and last changes.",
+        "Show a node's verdicts, evidence, devices, alerts, pods and latest changes.",
         (),
         "muster.cli.health:why_command",
     ),

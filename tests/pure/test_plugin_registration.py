@@ -92,8 +92,12 @@ def test_a_stream_that_opens_before_register_answers_counts() -> None:
             Reason.KUBELET_SOCKET_REPLACED,
             "kubelet.sock was replaced",
         ),
-        (registration_signals.OwnSocketLost(1), Reason.OWN_SOCKET_LOST, "own socket lost"),
-        (registration_signals.ServerEnded(1), Reason.SERVER_ENDED, "own server ended"),
+        (
+            registration_signals.OwnSocketLost(1),
+            Reason.OWN_SOCKET_LOST,
+            "the plugin's socket file is gone or was replaced",
+        ),
+        (registration_signals.ServerEnded(1), Reason.SERVER_ENDED, "the plugin's server ended"),
     ],
 )
 def test_each_certain_loss_ends_the_generation_and_names_its_reason(

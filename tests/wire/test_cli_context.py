@@ -172,7 +172,7 @@ def test_a_missing_right_is_named(verb: str, resource: str, missing: str, tmp_pa
             world.deny(verb, resource)
             code, out, (error,) = await muster(world, *CONTEXT, "events")
             assert (code, out) == (1, "")
-            assert error.startswith(f"muster events: missing right: {missing} (")
+            assert error.startswith(f"muster events: missing permission: {missing} (")
 
     play(story)
 

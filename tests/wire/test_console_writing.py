@@ -424,7 +424,7 @@ def test_who_acts_without_end_is_refused_for_a_while(tmp_path: Path) -> None:
             sent = [shown.send("/expire", fields) for _ in range(40)]
             texts = {status: text for status, _, text in await asyncio.gather(*sent)}
             assert texts.keys() == {409, 429}
-            assert "too many acts" in texts[429]
+            assert "too many actions" in texts[429]
 
     asyncio.run(story())
 

@@ -76,7 +76,7 @@ async def complete(where: Path) -> AsyncIterator[tuple[World, bus.Bus]]:
 
 @contextlib.asynccontextmanager
 async def served(world: World, part: str, number: int = 0) -> AsyncIterator[None]:
-    """Run a pod that says its version and since when it leads."""
+    """Run a pod that says its version and when it became the leader."""
     registry = prometheus_client.CollectorRegistry()
     build = prometheus_client.Gauge("muster_build_info", "x", ["version"], registry=registry)
     build.labels("0.0.1").set(1)
@@ -202,10 +202,12 @@ def test_what_a_right_is_missing_for_is_named_and_the_rest_is_looked_at(tmp_path
                 "make it again as docs/security.md says"
             ),
         )
-        missing = "missing right: get the Secret muster-nats-reader in the namespace muster ("
+        missing = "missing permission: get the Secret muster-nats-reader in the namespace muster ("
         assert without["bus"][1].startswith(missing)
         assert (without["health"][0], without["pods"][0]) == ("OK", "OK")
-        assert blind["pods"][1].startswith("missing right: list pods in the namespace muster (")
+        assert blind["pods"][1].startswith(
+            "missing permission: list pods in the namespace muster ("
+        )
 
     asyncio.run(story())
 
@@ -356,7 +358,7 @@ def test_without_the_right_to_read_logs_the_bundle_says_so(tmp_path: Path) -> No
     asyncio.run(story())
     notes = muster_in_cluster.unpacked(file)["muster-doctor/not-included.txt"].splitlines()
     assert len(notes) > 4
-    rights = ("missing right: get pods/log in", "missing right: get the ConfigMap")
+    rights = ("missing permission: get pods/log in", "missing permission: get the ConfigMap")
     assert [note for note in notes if not any(right in note for right in rights)] == []
 
 

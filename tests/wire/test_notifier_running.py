@@ -195,7 +195,7 @@ def test_an_alert_is_explained_with_the_settings_and_receivers_of_the_running_no
             assert (code, out.splitlines()[-1]) == (1, log_alone)
             world.deny("get", "configmaps")
             code, _, errors = await command(world, *explain, "kind=stuck")
-            missing = f"missing right: get the ConfigMap {name} in the namespace muster ("
+            missing = f"missing permission: get the ConfigMap {name} in the namespace muster ("
             assert (code, errors[-1].startswith(f"muster notify: {missing}")) == (1, True)
 
     asyncio.run(story())

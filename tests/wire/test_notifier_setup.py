@@ -130,7 +130,9 @@ def test_a_missing_right_is_named_and_so_is_a_notifier_that_is_not_there(tmp_pat
                 world.deny(verb, "secrets")
                 code, out, errors = await command(world, *about)
                 assert (code, out) == (1, "")
-                missing = f"missing right: {what} the Secret {RECEIVERS} in the namespace muster ("
+                missing = (
+                    f"missing permission: {what} the Secret {RECEIVERS} in the namespace muster ("
+                )
                 assert errors[-1].startswith(f"muster notify: {missing}")
             assert await stored(world) == {}
 

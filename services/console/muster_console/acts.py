@@ -137,7 +137,7 @@ class Acts:
             logs.logger().warning(
                 "operator_action_refused", actor=attempt.who.name, reason="too_often"
             )
-            raise TooOften("too many acts; try again in a few seconds")
+            raise TooOften("too many actions; try again in a few seconds")
         try:
             async with asyncio.timeout(_LIMIT_S), self._places:
                 result = await work()

@@ -91,7 +91,7 @@ class Collector(registry.Collector):
         plugins = self._node.resource_plugins
         yield _counter(
             "muster_plugin_registrations",
-            "Times the kubelet listed the resource, by the reason for the registration.",
+            "Registrations that the kubelet completed by opening ListAndWatch, by reason.",
             ["resource", "reason"],
             (
                 ([resource, reason], plugin.registrations[reason])

@@ -321,7 +321,8 @@ _ADVICE: Final = {
     AlertKind.DEVICES_SHORT: "look for the missing devices: lspci, dmesg, cables",
     AlertKind.FUSE_MOUNT_HUNG: "find out why the program serving the mount hangs, then restart it",
     AlertKind.FUSE_DAEMON_DIED: "read the pod's log, then delete the pod so that it mounts again",
-    AlertKind.FUSE_POD_TERMINATING: "abort the mount's connection on the node; the pod then ends",
+    AlertKind.FUSE_POD_TERMINATING: "abort the mount's connection on the node; the pod then "
+    "terminates",
     AlertKind.CONFIGURATION_REFUSED: "before the plugin restarts, correct the file or restore the "
     "previous one",
     AlertKind.CLOCK_SKEW: "check time synchronization (chrony, NTP) on this node, and on the "

@@ -259,7 +259,7 @@ class _Cluster:
         began = clock()
         while (left := await count()) and clock() - began < _PART_ENDS_S:
             listed = wording.counted(left, what)
-            output.progress(f"waiting for {listed} to end: {clock() - began:.0f} s")
+            output.progress(f"waiting for {listed} to be deleted: {clock() - began:.0f} s")
             await asyncio.sleep(_LOOK_S)
         output.progress("")
 
@@ -277,7 +277,7 @@ class _Cluster:
                     f"namespace {self._namespace} is still there after {_ENDS_S:g} s; nodes and "
                     f"objects outside it are unchanged: {'; '.join(waits) or 'no reason given'}"
                 )
-            progress(f"waiting for namespace {self._namespace} to end: {passed_s:.0f} s")
+            progress(f"waiting for namespace {self._namespace} to be deleted: {passed_s:.0f} s")
             await asyncio.sleep(_LOOK_S)
         progress("")
 

@@ -212,9 +212,10 @@ class Registration:
                 if self.state is State.STOPPING:
                     self._wait_until(now + self._timeouts.retry.delay_s(self._losses - 1))
             case model.OwnSocketLost():
-                return self._end_generation(Reason.OWN_SOCKET_LOST, "own socket lost", now)
+                text = "the plugin's socket file is gone or was replaced"
+                return self._end_generation(Reason.OWN_SOCKET_LOST, text, now)
             case model.ServerEnded():
-                return self._end_generation(Reason.SERVER_ENDED, "own server ended", now)
+                return self._end_generation(Reason.SERVER_ENDED, "the plugin's server ended", now)
             case _:
                 assert_never(event)
         return []
