@@ -1,7 +1,7 @@
 """Adapter: NATS: reads the state of the bus for `muster doctor`.
 
-Only an administrator may read streams, consumers and locks; a reader may read the rest. The
-functions have no timeouts of their own, so the caller limits the time. They raise nats-py's errors.
+Only an administrator may read streams, consumers and locks; a reader may read the rest. Some
+of the functions have no timeout, so the caller limits the time. They raise nats-py's errors.
 """
 
 import asyncio

@@ -80,7 +80,7 @@ class Bus:
 
 @dataclass(frozen=True, slots=True)
 class Leader:
-    """The leading process, and since when it leads, if known."""
+    """The leading process, and when it became the leader, if known."""
 
     name: str
     since: datetime | None = None

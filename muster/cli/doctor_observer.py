@@ -93,7 +93,7 @@ class Process:
         times = {what: float(value) for what, value in _TIMESTAMP.findall(text)}
         self.certificate_ends = times.get("muster_bus_certificate_ends", 0.0)
         self.leads_since = times.get("muster_leader_since")
-        """When it became the leader, in Unix seconds; 0 if another leads; None if nobody does."""
+        """When it began to lead, in Unix seconds; 0 while it does not lead; None if it cannot."""
 
 
 class Observer:
@@ -363,7 +363,7 @@ def _versions(
 def _led(
     locks: Mapping[str, Leader | None] | NotSeen, processes: Sequence[Process]
 ) -> Mapping[str, Leader | None] | NotSeen:
-    """Return the leaders, with the time since when they lead, according to their metrics.
+    """Return the leaders and, from their metrics, the time at which each became the leader.
 
     The labeler uses no lock in NATS but a Lease, if it has leader election at all.
     """

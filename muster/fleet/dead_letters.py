@@ -84,7 +84,7 @@ class Again:
 
 
 def again(letter: DeadLetter) -> Again:
-    """Return the message; two programs that send the same letter at the same time store one."""
+    """Return the message that replays a letter; simultaneous replays of one letter store one."""
     name = hashlib.sha256(f"{letter.subject} {letter.number}".encode()).hexdigest()[:32]
     subject = f"muster.outbox.{letter.receiver}.replay-{name}"
     return Again(subject, f"replay {name}", {"Muster-Replay": "1"})

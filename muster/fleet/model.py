@@ -1,4 +1,4 @@
-"""Pure: the newest known state of a fleet, one summary per node, and what changed since when.
+"""Pure: the newest known state of a fleet, one summary per node, and what changed, and when.
 
 The only source is health's `/state`, which arrives in pages in the order of the nodes' names, or
 for one node. Events change nothing here: an event only makes the reader read its node again. For

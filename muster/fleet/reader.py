@@ -87,7 +87,7 @@ class FleetReader:
     async def past_events(
         self, *, types: str = "*", node: str = "*", age: timedelta, events_max: int
     ) -> list[codec.CloudEvent]:
-        """Return the events up to this age, oldest first; of too many, the oldest of each stream.
+        """Return the events up to this age, oldest first; at most `events_max` from each stream.
 
         Raises ValueError for a pattern that nothing can match, and ConnectionError without NATS.
         """

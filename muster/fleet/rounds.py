@@ -58,7 +58,7 @@ class Rounds:
 
 
 class ChangedNodes:
-    """The nodes that changed since the last `take`, or that there were too many of them."""
+    """Records which nodes have changed since the last `take`, or that too many have changed."""
 
     def __init__(self) -> None:
         self._names: dict[str, None] = {}

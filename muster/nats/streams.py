@@ -34,7 +34,7 @@ its id.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stream:
-    """One stream. New messages replace the oldest when a limit is reached."""
+    """One stream. At a limit, new messages replace the oldest, or are refused if `is_queue`."""
 
     name: str
     subjects: tuple[str, ...]

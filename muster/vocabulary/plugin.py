@@ -232,7 +232,7 @@ class DeviceRemoved(facts.PluginEvent, frozen=True, kw_only=True):
 class DeviceHealthChanged(facts.PluginEvent, frozen=True, kw_only=True):
     """A device became Healthy or Unhealthy. `code` names the rule, such as `xid-79`.
 
-    For a GPU or MIG device `device_id` is its uuid, and the event applies to all its replicas in
+    For a GPU or MIG device, `device_id` is its uuid, and the event applies to all its replicas in
     the resource. `policy` names the policy and the rule that applied, with its source.
     """
 

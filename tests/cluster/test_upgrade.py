@@ -112,7 +112,7 @@ def _traffic(cluster: real_cluster.Cluster) -> Iterator[list[str]]:
 
 
 def _held(cluster: real_cluster.Cluster) -> dict[str, Any]:
-    """Return what the kubelet has given the pod that holds a device, and since when that runs."""
+    """Return what the kubelet has given the pod that holds a device, and when that started."""
     pod = cluster.get("pod", "holder")
     entries = json.loads(CHECKPOINT.read_text())["Data"]["PodDeviceEntries"] or []
     uid = pod["metadata"]["uid"]

@@ -66,7 +66,7 @@ def test_after_a_round_was_wanted_every_page_is_read_within_two_fast_rounds(
 ) -> None:
     reading, now = rounds.Rounds(0.0), 0.0
     unread: dict[str, float] = {}
-    """Pages that were not read since a round was wanted, and since when."""
+    """Pages that were not read since a round was wanted, and when that was."""
     for is_change, late_s in steps:
         if is_change:
             reading.want()

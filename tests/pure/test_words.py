@@ -45,6 +45,8 @@ PROSE: Final = {
     r"\bWho (falls|comes|leaves|brings)\b": "the noun",
 }
 """Phrases in docstrings, comments and documents, with what says it better."""
+DOCSTRINGS: Final = {r"\bsince when\b": "when it began"}
+"""Phrases in docstrings only, with what says it better; lists in documents may have them."""
 
 
 def files(*folders: str, suffix: str = ".py") -> Iterator[Path]:
@@ -69,6 +71,14 @@ def bound_names(tree: ast.AST) -> Iterator[tuple[int, str]]:
                 yield node.lineno, name
             case ast.ExceptHandler(name=str(name)) | ast.MatchAs(name=str(name)):
                 yield node.lineno, name
+
+
+def docstrings(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Yield every docstring, also those of variables, as one line."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Expr(value=ast.Constant(value=str(text))):
+                yield node.lineno, " ".join(text.split())
 
 
 @pytest.mark.parametrize("folder", CODE)
@@ -114,6 +124,17 @@ def test_no_sentence_speaks_the_old_dialect(phrase: str) -> None:
         for path in texts
         for number, line in enumerate(path.read_text("utf-8").splitlines(), 1)
         if re.search(phrase, line)
+    ]
+    assert old == []
+
+
+@pytest.mark.parametrize("phrase", DOCSTRINGS)
+def test_no_docstring_speaks_the_old_dialect(phrase: str) -> None:
+    old = [
+        f"{path.relative_to(ROOT)}:{number}: {text[:80]} (say: {DOCSTRINGS[phrase]})"
+        for path in files(*CODE)
+        for number, text in docstrings(ast.parse(path.read_text("utf-8")))
+        if re.search(phrase, text, re.IGNORECASE)
     ]
     assert old == []
 

@@ -52,7 +52,7 @@ class World:
     node: str
 
     def services(self) -> dict[str, tuple[list[int], list[str]]]:
-        """Return of each pod but the plugin's its restarts, and since when Kubernetes has it Ready.
+        """Return of each pod but the plugin's its restarts, and when it became Ready in Kubernetes.
 
         Its probes are those of the real kubelet.
         """

@@ -171,7 +171,7 @@ class DeviceManager:
         return client
 
     def forget(self, client: Client) -> Client | None:
-        """Forget the client that the kubelet mistakes for this unreachable or closed client."""
+        """Remove and return the client that the kubelet confuses with this failed or closed one."""
         known = self._clients.pop(client.resource, ())
         kept = tuple(c for c in known if c.socket != client.socket) if self.per_socket else ()
         if kept:

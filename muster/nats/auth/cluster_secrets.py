@@ -319,7 +319,7 @@ def _check_signing(text: str) -> None:
 
 
 def _check_pem(text: str) -> None:
-    """Raise ValueError, which quotes none of the text, if it has no certificate or key."""
+    """Raise ValueError, without quoting the text, unless it is PEM with valid base64 content."""
     blocks = _PEM.findall(text)
     if not blocks:
         raise ValueError("no PEM")

@@ -36,7 +36,7 @@ _OF_SEVERITY: Final = {
 
 
 class Filter(msgspec.Struct, frozen=True, kw_only=True):
-    """The filter in the page's address: labels, as in links of notifications, and words."""
+    """The filter in the page's address: labels (as in the links in notifications), and words."""
 
     labels: tuple[tuple[str, str], ...] = ()
     words: tuple[str, ...] = ()

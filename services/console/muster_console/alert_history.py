@@ -189,10 +189,11 @@ def about(deliveries: Iterable[Delivery], fingerprints: Iterable[str]) -> list[D
 
 
 def still_firing(delivery: Delivery, firing: Mapping[str, datetime | None]) -> set[str]:
-    """Return which of the firing alerts a notification reported; `firing` has their starts.
+    """Return which of the firing alerts a notification reported; `firing` has their start times.
 
     Earlier alerts may have had the same fingerprint, such as another verdict about the plugin: a
-    notification from before an alert's start, or that it is resolved, was about those.
+    notification that is older than an alert's start, or that reports it as resolved, was about
+    those.
     """
     return {
         fingerprint

@@ -39,7 +39,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     node: str
     text: str
     is_news: bool
-    """Whether the page of the fleet lists the event among the last changes."""
+    """Whether the page of the fleet lists the event among the latest changes."""
     encoded: bytes
     order: datetime
     """The event's time, but not later than its arrival, because a node's clock may be ahead."""

@@ -40,7 +40,7 @@ class Columns(msgspec.Struct, frozen=True, kw_only=True):
     kind: tuple[int, ...]
     """Each node's resources with their counts, as an index into `kinds`."""
     since: tuple[int, ...]
-    """Since when each node has its present label, in Unix seconds; 0 if unknown."""
+    """When each node got its present label, in Unix seconds; 0 if unknown."""
     alerts: tuple[int, ...]
     silenced: tuple[int, ...]
     pods: Mapping[int, tuple[str, ...]]

@@ -66,7 +66,7 @@ class PluginView(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def silenced_at(self) -> datetime | None:
-        """Since when all alerts about a verdict whose level is not OK are silenced.
+        """The time from which all alerts about a verdict whose level is not OK are silenced.
 
         None if the level is OK, an alert is not silenced, or there is no alert.
         """
@@ -89,7 +89,7 @@ class PodView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
-    """One entry in the list of the last changes."""
+    """One entry in the list of the latest changes."""
 
     at: datetime
     type: str
@@ -152,7 +152,7 @@ def page(
 ) -> NodePage:
     """Return the page of a node; the timeline begins `shown` ago, and `then` is shown in detail.
 
-    With `device`, the timeline and the last changes are limited to that device or its GPU.
+    With `device`, the timeline and the latest changes are limited to that device or its GPU.
     """
     view = why.NodeView(
         node=name,

@@ -130,9 +130,9 @@ def is_faulty(value: str) -> bool:
 def value_at(
     steps: Sequence[Step], current: tuple[str, datetime | None], at: datetime
 ) -> tuple[str, datetime | None, str]:
-    """Return the value at a time, the time since when it held, and the reason.
+    """Return the value at a time, when it began, and the reason.
 
-    `current` is the present value, and since when it holds.
+    `current` is the present value, and when it began.
     """
     before = [step for step in steps if step.at <= at]
     if before:

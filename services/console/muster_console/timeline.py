@@ -140,8 +140,8 @@ def timeline(
 
     `device` is the name of a device, and how its health changed; `events` are then about that
     device only.
-    `labels` are the names of devices. `silenced` says, by plugin, since when its present problem
-    is silenced.
+    `labels` are the names of devices. `silenced` has, by plugin, the time from which its
+    present problem is silenced.
     """
     scale = _Scale(start, end)
     marks = [*_event_marks(events, scale), *_delivery_marks(deliveries, scale)]

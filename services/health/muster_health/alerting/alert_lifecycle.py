@@ -92,7 +92,7 @@ class AlertLifecycle:
         self.published = _NONE
 
     def recovery(self, key: alerts.Key) -> tuple[float, float] | None:
-        """Return since when a problem is gone, and when its alert ends; None if it persists."""
+        """Return when a problem ended, and when its alert will end; None if it persists."""
         history = self._history.get(key)
         if history is None or history.cleared_at is None:
             return None

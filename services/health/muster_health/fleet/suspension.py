@@ -45,7 +45,7 @@ class Budget:
         self._left: dict[str, tuple[float, float]] = {}
         """How many seconds of suspension each plugin had left, and when; the oldest entry first."""
         self._since: dict[str, float] = {}
-        """Since when the suspended plugins have been suspended."""
+        """When each suspended plugin was suspended."""
 
     def allows(self, key: str, now: float) -> bool:
         """Return whether a plugin may still be suspended for as long as a mass failure lasts."""

@@ -1,4 +1,4 @@
-"""Pure: determines which nodes should run which plugin, since when, and what each node offers.
+"""Pure: determines on which nodes each plugin belongs, when that began, and what nodes offer.
 
 A plugin belongs on the nodes where the DaemonSet controller would place its pod, or on the nodes
 with configured labels. The watches pass in the objects; `changes` returns only changes since its
@@ -315,7 +315,7 @@ class Membership:
         return True
 
     def _evaluate(self, plugin: _Plugin, node: Node, now: float, *, is_first: bool) -> None:
-        """Record since when a node should run a plugin; if `is_first`, since both were created."""
+        """Record when a node began to need a plugin; if `is_first`, when both had been created."""
         plugin.changed.add(node.name)
         if not _is_expected(plugin, node):
             plugin.expected_since.pop(node.name, None)

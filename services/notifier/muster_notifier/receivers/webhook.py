@@ -100,7 +100,7 @@ def encode_body(
     format_: receiver_settings.Format,
     alerts_max: int = 0,
 ) -> bytes:
-    """Return the body with as many alerts as fit, at most `alerts_max` (0: no limit)."""
+    """Return the body with up to `alerts_max` alerts (0: all), halved in number until it fits."""
     alerts = (*notification.firing, *notification.notified_resolved)[: alerts_max or None]
     make = _version4 if format_ is receiver_settings.Format.ALERTMANAGER else _cloud_event
 
@@ -111,7 +111,7 @@ def encode_body(
 
 
 def encode_fitting(encode: Callable[[int], bytes], count: int, bytes_max: int) -> bytes:
-    """Return the body with the most alerts that fit; `count` is halved until the body fits."""
+    """Return the encoded body; `count`, the number of items, is halved until the body fits."""
     while True:
         encoded = encode(count)
         if len(encoded) <= bytes_max or count == 0:

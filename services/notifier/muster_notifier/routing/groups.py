@@ -140,7 +140,7 @@ class Group:
         return now < self.held_until and self._news(notification) <= self._refused
 
     def _news(self, notification: notifications.Notification) -> set[str]:
-        """Return what fires, since when and how, and the end of what the receiver knows of."""
+        """Return what a notification would tell its receiver: what fires, and what has ended."""
         known = self.notified.firing if self.notified else frozenset()
         news = {f"firing {name}" for name in notification.firing_ids}
         news |= {f"since {a.fingerprint} {a.starts_at.isoformat()}" for a in notification.firing}

@@ -125,7 +125,7 @@ class ResourceDevices:
         return facts
 
     def invalidate(self, part: gpu.Part) -> None:
-        """Invalidate the cached devices of a part of a GPU whose faults have changed."""
+        """Invalidate the cached devices of a whole GPU, because the faults of a part changed."""
         for unit in self._by_gpu().get(part.gpu, ()):
             self._advertised.pop(unit.id, None)
             self._devices = None

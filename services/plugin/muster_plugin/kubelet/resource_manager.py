@@ -62,7 +62,7 @@ class ResourcePlugins(Mapping[str, "resource_plugin.ResourcePlugin"]):
 
     @property
     def kubelet_socket(self) -> str:
-        """The identity of kubelet.sock at the newest registration; empty before it."""
+        """The identity of kubelet.sock at the latest registration; empty before the first one."""
         plugins = self._plugins.values()
         newest = max(plugins, key=lambda plugin: plugin.machine.registered_at or 0.0, default=None)
         return newest.machine.kubelet if newest else ""

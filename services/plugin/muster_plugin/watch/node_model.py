@@ -247,7 +247,7 @@ class NodeModel:
                 return
 
     def _forget_removed(self, groups: Mapping[str, Sequence[sockets.Socket]], now: float) -> None:
-        """Remove the state of replaced sockets, and of plugins that are gone for a long time."""
+        """Remove the state of replaced sockets, and of plugins that have long been gone."""
         for name, group in groups.items():
             has_other = any(not socket.is_removed for socket in group)
             newest = max((each.file.created_at for each in group if each.is_usable), default=0)
