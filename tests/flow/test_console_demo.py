@@ -110,7 +110,7 @@ def test_every_fault_that_can_be_made_is_shown_and_is_over_when_mended(
     stack.do("break", "socket", "node-a")
     fleet.get_by_role("link", name="Events", exact=True).click()
     fleet.locator("#events summary", has_text="plugin.registered").filter(
-        has_text=re.compile("own_socket_lost|own socket lost")
+        has_text=re.compile("own_socket_lost|socket file is gone")
     ).first.wait_for()
     fleet.get_by_role("link", name="Fleet", exact=True).click()
     ready(fleet)

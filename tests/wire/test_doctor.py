@@ -422,12 +422,13 @@ def test_a_nats_that_does_not_answer_fails_and_names_no_other_muster(tmp_path: P
 def test_a_stream_that_is_gone_and_a_lock_that_nobody_holds_fail(tmp_path: Path) -> None:
     async def story() -> None:
         async with complete(tmp_path) as (world, link):
+            # first, because whoever writes creates missing streams if the server answers late
+            dead = "muster.dlq.notification.ops.0123.4567"
+            await storage.enqueue(link.link, dead, b"{}", key="dead")
             client = await link.link.client()
             await client.jetstream().delete_stream(streams.LABELS.name)
             for bucket in (streams.LEADER, streams.TENURE):
                 await client.jetstream().purge_stream(f"KV_{bucket.name}")
-            dead = "muster.dlq.notification.ops.0123.4567"
-            await storage.enqueue(link.link, dead, b"{}", key="dead")
             code, findings, _ = await in_cluster(world)
         assert code == 1
         assert findings["streams"] == (
