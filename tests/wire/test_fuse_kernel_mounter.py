@@ -210,7 +210,7 @@ def test_the_mounter_has_one_thread_and_loads_only_what_it_needs() -> None:
     printed = subprocess.run(command(script), capture_output=True, text=True, check=True).stdout
     modules, _, status = printed.partition("\n")
     loaded = {name for name in modules.split() if name.split(".")[0] not in sys.stdlib_module_names}
-    kernel = ("jobs", "mount_steps", "mounter", "self_test", "syscalls")
+    kernel = ("jobs", "mount_steps", "mount_users", "mounter", "self_test", "syscalls")
     packages = {"__main__", "muster_fuse", "muster_fuse.kernel"}
     ours = {"muster_fuse.protocol", *(f"muster_fuse.kernel.{name}" for name in kernel)}
     assert loaded == packages | ours

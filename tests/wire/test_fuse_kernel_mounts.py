@@ -3,7 +3,6 @@
 import asyncio
 import errno
 import os
-import struct
 import subprocess
 import threading
 from collections.abc import Awaitable, Callable
@@ -252,13 +251,30 @@ def test_a_daemon_that_never_answers_holds_up_nobody(*, lazy: bool) -> None:
     with_mounter(story)
 
 
-def test_a_mount_in_use_is_removed_only_lazily() -> None:
+_MAPPING = f"""
+import mmap, sys
+with open("{HOME}/hello", "rb") as file:
+    mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+print("in", flush=True)
+sys.stdin.readline()
+"""
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        ("/bin/sh", "-c", f"cd {HOME}; echo in; read -r x"),
+        ("/bin/sh", "-c", f"exec 3< {HOME}/hello; echo in; read -r x"),
+        (*fuse_pods.PROGRAM, "-c", _MAPPING),
+    ],
+    ids=["directory", "file", "mapped"],
+)
+def test_a_mount_in_use_is_removed_only_lazily(program: tuple[str, ...]) -> None:
     async def story(mounter: mounter_client.Mounter) -> None:
         with fuse_pods.container() as pod, fuse_requests.mounting(pod, HOME) as daemon:
             assert (await daemon.mount(mounter)).errno == 0
-            script = f"cd {HOME}; echo in; read -r x"
             pipe = subprocess.PIPE
-            with pod.start("/bin/sh", "-c", script, stdin=pipe, stdout=pipe) as user:
+            with pod.start(*program, stdin=pipe, stdout=pipe) as user:
                 assert user.stdout is not None
                 assert user.stdout.readline() == "in\n"
                 with fuse_requests.unmounting(pod, HOME) as asking:
@@ -288,7 +304,50 @@ def test_a_mount_point_whose_name_is_not_utf_8_can_be_unmounted() -> None:
     with_mounter(story)
 
 
-def test_a_mount_that_another_covers_is_not_taken_for_it() -> None:
+def test_a_mount_below_another_is_not_removed_before_it() -> None:
+    async def story(mounter: mounter_client.Mounter) -> None:
+        with fuse_pods.container() as pod, fuse_requests.mounting(pod, HOME) as inner:
+            assert (await inner.mount(mounter, flags=("allow_other",))).errno == 0
+            with (
+                fuse_requests.unmounting(pod, HOME) as asking,
+                fuse_requests.mounting(pod, HOME) as outer,
+            ):
+                assert (await outer.mount(mounter)).errno == 0
+                assert await asking.unmount(mounter) == jobs.Outcome(
+                    errno.EBUSY,
+                    "cannot unmount: another mount covers it; unmount that mount first, "
+                    "or unmount lazily",
+                    "unmount",
+                )
+                assert len(mounts(pod)) == 2
+
+    with_mounter(story)
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_only_the_mount_that_was_sent_is_removed_though_its_path_leads_to_another(
+    *, lazy: bool
+) -> None:
+    """Another container of the pod may rename what it shares with this one at any moment."""
+
+    async def story(mounter: mounter_client.Mounter) -> None:
+        with fuse_pods.container() as pod:
+            pod.run("/bin/mkdir", f"{HOME}/mine", f"{HOME}/secret")
+            as_host(pod, f"mount -t tmpfs secret {HOME}/secret; touch {HOME}/secret/kept")
+            with fuse_requests.mounting(pod, f"{HOME}/mine") as daemon:
+                assert (await daemon.mount(mounter)).errno == 0
+                with fuse_requests.unmounting(pod, f"{HOME}/mine") as asking:
+                    shared = Path(f"{pod.root}{HOME}")
+                    for name, other in (("mine", "x"), ("secret", "mine"), ("x", "secret")):
+                        (shared / name).rename(shared / other)
+                    assert await asking.unmount(mounter, lazy=lazy) == DONE
+                assert mounts(pod) == []
+                assert pod.run("/bin/ls", f"{HOME}/mine") == (0, "kept\n")
+
+    with_mounter(story)
+
+
+def test_a_mount_that_a_covered_path_hides_is_removed() -> None:
     async def story(mounter: mounter_client.Mounter) -> None:
         with fuse_pods.container() as pod:
             pod.run("/bin/mkdir", f"{HOME}/a", f"{HOME}/a/b")
@@ -298,41 +357,10 @@ def test_a_mount_that_another_covers_is_not_taken_for_it() -> None:
             ):
                 assert (await inner.mount(mounter)).errno == 0
                 with fuse_requests.unmounting(pod, f"{HOME}/a/b") as asking:
-                    assert (await outer.mount(mounter, flags=("allow_other",))).errno == 0
-                    assert await asking.unmount(mounter) == jobs.Outcome(
-                        errno.EBUSY,
-                        "cannot unmount: another mount covers it; unmount that mount first, "
-                        "or unmount lazily",
-                        "unmount",
-                    )
-                assert len(mounts(pod)) == 2
-
-    with_mounter(story)
-
-
-@pytest.mark.skipif(
-    not (Path("/sbin/mkfs.ext4").exists() and Path("/dev/loop-control").exists()),
-    reason="needs mkfs.ext4 and loop devices: tmpfs always knows its access control lists",
-)
-def test_the_way_to_a_mount_may_have_lists_that_only_others_need() -> None:
-    """The owner's permissions are known without the list, those of root are not."""
-    entries = ((1, 7, -1), (2, 5, 1234), (4, 5, -1), (16, 5, -1), (32, 5, -1))
-    access = struct.pack("<I", 2) + b"".join(struct.pack("<HHi", *entry) for entry in entries)
-
-    async def story(mounter: mounter_client.Mounter) -> None:
-        with fuse_pods.container() as pod:
-            as_host(
-                pod,
-                "cd /mnt; truncate -s 8M disk; /sbin/mkfs.ext4 -q disk; mkdir ext4;"
-                " mount -o loop disk ext4; mkdir -p ext4/a/b/point; chown -R 1000 ext4/a",
-            )
-            os.setxattr(f"{pod.root}/mnt/ext4/a", "system.posix_acl_access", access)
-            as_host(pod, "cd /mnt; umount ext4; mount -o loop disk ext4")
-            with fuse_requests.mounting(pod, "/mnt/ext4/a/b/point") as daemon:
-                assert (await daemon.mount(mounter)).errno == 0
-                with fuse_requests.unmounting(pod, "/mnt/ext4/a/b/point") as asking:
+                    assert (await outer.mount(mounter)).errno == 0
                     assert await asking.unmount(mounter) == DONE
-            as_host(pod, "umount /mnt/ext4")
+                (left,) = mounts(pod)
+                assert left.startswith(f"{HOME}/a rw")
 
     with_mounter(story)
 

@@ -31,12 +31,10 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from muster_fuse import protocol
-from muster_fuse.kernel import jobs, syscalls
+from muster_fuse.kernel import jobs, mount_users, syscalls
 
 CONTINUE_S: Final = 10.0
 """How long a caller that has received /dev/fuse may take to request the mount."""
-_HERE: Final = -100
-"""AT_FDCWD: a path is relative to the current directory."""
 _NO_SIGNAL: Final = 0
 _STANDARD_STREAMS: Final = 3
 _BUSY_RETRIES: Final = 10
@@ -115,17 +113,22 @@ def mount(job: jobs.MountJob, host: Host, *, peer: int, point: int, reply: int) 
 
 
 def unmount(job: jobs.UnmountJob, host: Host, *, peer: int, root: int) -> jobs.Outcome:
-    """Remove the mount whose root is `root`. Raises Failed."""
+    """Remove the mount whose root is `root`. Raises Failed.
+
+    The kernel itself refuses to remove a mount in use only if the mount is given by its path. But
+    another container of the pod may rename directories on the path meanwhile, so that the path
+    leads to another mount. So the mount is given by its descriptor, and its users are counted here.
+    """
+    with step("unmount", "unmount"):
+        if not job.lazy:
+            _check_unused(peer, root)
     with step("enter", "enter the container"):
         syscalls.setns(peer, syscalls.CLONE_NEWNS)
         _protect(host.parent)
     _check_running(peer)
     with step("unmount", "unmount"):
         os.fchdir(host.descriptors)
-        if job.lazy:
-            syscalls.umount(str(root), syscalls.MNT_DETACH)
-        else:
-            _unmount_unused(job.caller, host, root)
+        syscalls.umount(str(root), syscalls.MNT_DETACH)
     return jobs.Outcome()
 
 
@@ -263,36 +266,21 @@ def _send(asking: socket.socket, packet: bytes, descriptors: tuple[int, ...]) ->
     socket.send_fds(asking, [packet], descriptors, flags)
 
 
-def _unmount_unused(caller: jobs.Caller, host: Host, root: int) -> None:
-    """Remove a mount; raise EBUSY if it is in use.
+def _check_unused(peer: int, root: int) -> None:
+    """Raise OSError with EBUSY while another mount or a process uses the mount with this root.
 
-    A descriptor of its root would itself count as a use. So the mount is removed by its name in the
-    directory that contains the mount point, without a request to any file system.
+    What begins to use the mount from now on keeps it, as after a lazy unmount.
     """
-    parent, _, name = os.readlink(str(root)).rpartition("/")  # noqa: PTH115  # no module more than needed
-    mount_id = syscalls.status(root).mount_id
-    try:
-        # the caller has just resolved this path, so it is in the kernel's cache
-        with _as_caller(caller, host):
-            directory = syscalls.open_cached(parent or "/")
-        os.fchdir(directory)
-        is_covered = syscalls.status(_HERE, name).mount_id != mount_id
-    except OSError:
-        is_covered = True
-    if is_covered:
+    users = mount_users.MountUsers(peer, syscalls.status(root))
+    if users.is_covered():
         text = "another mount covers it; unmount that mount first, or unmount lazily"
         raise OSError(errno.EBUSY, text)
-    os.close(root)
-    for retry in range(_BUSY_RETRIES):
-        try:
-            syscalls.umount(name, syscalls.UMOUNT_NOFOLLOW)
-        except OSError as error:
-            # the sender of the descriptor may be about to close it
-            if error.errno != errno.EBUSY or retry == _BUSY_RETRIES - 1:
-                raise
-            time.sleep(_BUSY_PAUSE_S)
-        else:
+    for _ in range(_BUSY_RETRIES):
+        if not users.has_processes():
             return
+        # the sender of the descriptor may be about to close it
+        time.sleep(_BUSY_PAUSE_S)
+    raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
 
 
 def _protect(parent: int) -> None:

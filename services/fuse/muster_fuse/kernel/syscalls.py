@@ -1,7 +1,7 @@
 """Adapter: system calls for mounts and namespaces that Python 3.11 lacks, through ctypes.
 
 The numbers are the same on x86-64 and arm64 (Linux 6.18, include/uapi: asm-generic/unistd.h,
-linux/mount.h, linux/fcntl.h, linux/openat2.h, linux/prctl.h, linux/stat.h). Each call raises
+linux/mount.h, linux/fcntl.h, linux/prctl.h, linux/stat.h). Each call raises
 OSError.
 """
 
@@ -42,8 +42,6 @@ _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_DUMPABLE: Final = 4
 
 _LINUX_CAPABILITY_VERSION_3: Final = 0x2008_0522
-_RESOLVE_CACHED_PLAIN: Final = 0x24
-"""The flags RESOLVE_CACHED and RESOLVE_NO_SYMLINKS of openat2(2)."""
 _STATX_SIZE: Final = 256
 _MESSAGES_MAX: Final = 8
 
@@ -92,17 +90,8 @@ def status(directory: int, name: str = "") -> Status:
     flags = _AT_EMPTY_PATH | _AT_NO_AUTOMOUNT | _AT_STATX_DONT_SYNC | _AT_SYMLINK_NOFOLLOW
     _checked(_libc.statx(directory, name.encode(errors="surrogateescape"), flags, 0, buffer))
     # dev_minor and mnt_id in struct statx, which the kernel always fills in
-    minor, mount_id = struct.unpack_from("IQ", buffer, 140)
+    minor, mount_id = struct.unpack_from("=IQ", buffer, 140)
     return Status(minor, mount_id)
-
-
-def open_cached(path: str) -> int:
-    """Return an O_PATH descriptor of a directory that is in the kernel's cache.
-
-    No symbolic link is followed. Raises EAGAIN if a request to a file system would be needed.
-    """
-    how = struct.pack("QQQ", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, 0, _RESOLVE_CACHED_PLAIN)
-    return _call(437, _AT_FDCWD, path.encode(errors="surrogateescape"), how, len(how))
 
 
 def drop_capabilities() -> None:
