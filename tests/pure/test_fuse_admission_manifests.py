@@ -158,6 +158,8 @@ def test_no_pod_of_muster_or_of_the_system_is_ever_sent(namespace: str) -> None:
     assert sent(shown, labels=ALLOWED, namespace=namespace) == []
     shown["metadata"]["labels"] = {"app.kubernetes.io/part-of": "muster"}
     assert sent(shown, labels=ALLOWED) == []
+    # nor answered, if somebody else sends it
+    assert namespace in {*server.EXCLUDED, config.Settings().kubernetes.namespace}
 
 
 def of_chart(namespace: str) -> list[manifests.Object]:

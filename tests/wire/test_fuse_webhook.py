@@ -4,6 +4,7 @@ import asyncio
 import base64
 import contextlib
 import pathlib
+import re
 import signal
 import ssl
 import time
@@ -13,9 +14,20 @@ from typing import Final
 import orjson
 
 from muster.kubernetes import api as kubernetes_api
+from muster.local import processes
 from muster.local.kubernetes import refusals
-from muster_fuse.admission import certificate_store, config
-from tests.worlds.fuse_webhook import CONFIGURATION, HOST, SECRET, Tree, World, play, until
+from muster_fuse.admission import certificate_store, config, event_reporter
+from tests.worlds import manifests
+from tests.worlds.fuse_webhook import (
+    CONFIGURATION,
+    HOST,
+    SECRET,
+    Tree,
+    World,
+    play,
+    review_of,
+    until,
+)
 
 SMARTER: Final = "smarter-devices/fuse"
 
@@ -278,10 +290,114 @@ def test_a_conflict_is_an_event_about_who_made_the_pod_and_is_told_once(
             {"apiVersion": "v1", "kind": "Pod", "name": "p", "namespace": "apps"},
         ]
         assert {(e["type"], e["reason"], e["message"]) for e in events} == {
-            ("Warning", "FuseNotMounted", text)
+            ("Warning", "FuseNotMounted", f"{event_reporter.PREFIX}{text}")
         }
 
     play(story, tmp_path)
+
+
+JOB: Final = {"apiVersion": "batch/v1", "kind": "Job", "name": "j", "uid": "7"}
+
+
+def controlled(owner: Tree, **metadata: object) -> Tree:
+    """Return a pod that cannot be changed, of this controller."""
+    owners = [{**owner, "controller": True}]
+    return pod(annotations={"fuse.muster.dev/mount": "yes"}, ownerReferences=owners, **metadata)
+
+
+async def events_are(made: World, replica: processes.Process, **expected: int) -> bool:
+    """Return whether as many Events of each outcome are counted."""
+    body = (await made.probe(replica, "/metrics"))[1]
+    return all(
+        f'events_total{{outcome="{outcome}"}} {count}.0' in body
+        for outcome, count in expected.items()
+    )
+
+
+def test_an_event_is_about_what_makes_pods_or_the_pod_or_else_its_namespace(
+    tmp_path: pathlib.Path,
+) -> None:
+    async def story(made: World) -> None:
+        await made.install()
+        replica = await made.start()
+        await made.ready(replica)
+        for namespace in ("default", "kube-system"):
+            assert await made.ask(replica, controlled(JOB), namespace=namespace) == {}
+        node = {"apiVersion": "v1", "kind": "Node", "name": "n0", "uid": "8"}
+        deployment = {"apiVersion": "apps/v1", "kind": "Deployment", "name": "coredns", "uid": "9"}
+        for shown in (
+            controlled(JOB, name="p"),
+            controlled(node, name="p"),
+            controlled({**JOB, "name": "URGENT: call 555"}, name="q"),
+            controlled({**JOB, "uid": "URGENT: call 555"}, name="URGENT: call 555"),
+            controlled(deployment),
+        ):
+            assert "warnings" in await made.ask(replica, shown)
+        await until(lambda: events_are(made, replica, written=4, repeated=1))
+        about = [event["involvedObject"] for event in await made.events()]
+        core = {"apiVersion": "v1", "namespace": "apps"}
+        assert sorted(about, key=lambda each: (each["kind"], each["name"])) == [
+            {**JOB, "namespace": "apps"},
+            {**core, "kind": "Namespace", "name": "apps"},
+            {**core, "kind": "Pod", "name": "p"},
+            {**core, "kind": "Pod", "name": "q"},
+        ]
+
+    play(story, tmp_path)
+
+
+def test_events_about_one_namespace_leave_those_of_another_their_share(
+    tmp_path: pathlib.Path,
+) -> None:
+    async def story(made: World) -> None:
+        await made.install()
+        replica = await made.start()
+        await made.ready(replica)
+        for number in range(60):
+            forged = controlled({**JOB, "name": f"j{number}"})
+            await made.ask(replica, forged, namespace="noisy")
+        await made.ask(replica, controlled(JOB))
+        await until(lambda: events_are(made, replica, written=1, failed=10, too_many=50))
+        (event,) = await made.events()
+        assert event["involvedObject"] == {**JOB, "namespace": "apps"}
+        log = (made.directory / "webhook-0.log").read_text().splitlines()
+        logged = [orjson.loads(line)["event"] for line in log]
+        assert logged.count("pod_left_unchanged") == 11
+
+    play(story, tmp_path)
+
+
+def test_large_pods_at_once_take_no_more_memory_than_the_container_has(
+    tmp_path: pathlib.Path,
+) -> None:
+    owners = b",".join([b"{}"] * 1_300_000)
+    container = b'{"resources":{"limits":{"a/b":"1"}}}'
+    large = b'{"metadata":{"ownerReferences":[%b]},"spec":{"containers":[%b]}}' % (
+        owners,
+        container,
+    )
+
+    async def story(made: World) -> None:
+        await made.install()
+        replica = await made.start()
+        await made.ready(replica)
+        # each of another namespace, which is read while others are decoded
+        bodies = [review_of(orjson.Fragment(large), namespace=f"n{number}") for number in range(12)]
+        answers = await asyncio.gather(*(made.post(replica, body) for body in bodies))
+        # a slow machine answers only some of them in time
+        assert {status for status, _ in answers} <= {200, 503}
+        status = pathlib.Path(f"/proc/{replica.pid}/status").read_text()
+        (peak_kib,) = re.findall(r"VmHWM:\s*(\d+) kB", status)
+        assert int(peak_kib) * 1024 < memory_limit()
+
+    play(story, tmp_path)
+
+
+def memory_limit() -> int:
+    """Return how many bytes of memory the webhook's container has."""
+    file = manifests.ROOT / "k8s/components/fuse-webhook/webhook.yaml"
+    (mebibytes,) = re.findall(r"limits: {memory: (\d+)Mi}", file.read_text())
+    return int(mebibytes) * 1024 * 1024
 
 
 def test_no_question_ends_in_an_error_of_the_webhook(tmp_path: pathlib.Path) -> None:

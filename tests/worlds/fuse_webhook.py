@@ -86,16 +86,7 @@ class World:
 
     async def ask(self, replica: processes.Process, pod: object, **changes: object) -> Tree:
         """Ask about a pod as the API server does; return the answer's response."""
-        request = {
-            "uid": "u-1",
-            "kind": {"group": "", "version": "v1", "kind": "Pod"},
-            "namespace": "apps",
-            "operation": "CREATE",
-            "object": pod,
-            **changes,
-        }
-        body = orjson.dumps({"apiVersion": "admission.k8s.io/v1", "request": request})
-        status, answer = await self.post(replica, body)
+        status, answer = await self.post(replica, review_of(pod, **changes))
         assert status == 200, answer
         response: Tree = orjson.loads(answer)["response"]
         assert (response.pop("uid"), response.pop("allowed")) == ("u-1", True)
@@ -142,6 +133,19 @@ class World:
 
     async def events(self) -> list[Tree]:
         return list((await self.call("GET", "/api/v1/namespaces/apps/events"))["items"])
+
+
+def review_of(pod: object, **changes: object) -> bytes:
+    """Return the body with which the API server asks about a new pod."""
+    request = {
+        "uid": "u-1",
+        "kind": {"group": "", "version": "v1", "kind": "Pod"},
+        "namespace": "apps",
+        "operation": "CREATE",
+        "object": pod,
+        **changes,
+    }
+    return orjson.dumps({"apiVersion": "admission.k8s.io/v1", "request": request})
 
 
 async def until(holds: Callable[[], Awaitable[bool]], *, within_s: float = 20.0) -> None:

@@ -33,9 +33,10 @@ async def _serve(settings: config.Settings) -> None:
         store = certificate_store.CertificateStore(kubernetes, settings)
         reporter = event_reporter.EventReporter(kubernetes, timeout_s=options.timeout_s)
         cached = namespaces.Namespaces(kubernetes, timeout_s=_READ_S)
+        webhook = server.Webhook(cached, reporter, own=options.namespace)
         try:
             https = await open_.enter_async_context(
-                server.serve(settings.listen, server.Webhook(cached, reporter), store.tls)
+                server.serve(settings.listen, webhook, store.tls)
             )
         except OSError as error:
             where = f"listen: {settings.listen.host}:{settings.listen.port}"

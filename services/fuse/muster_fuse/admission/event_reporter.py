@@ -3,9 +3,15 @@
 The pod does not exist yet, may have no name, and never has a uid. So the Event refers to the pod's
 owner (`kubectl describe job`), or else to the pod by its name (`kubectl events --for pod/NAME`). A
 pod without owner and name was created by hand: its author sees the warning at once.
+
+The API server does not authenticate itself, so anyone who reaches the port can cause an Event. So
+an owner must be of a kind whose controller in Kubernetes creates pods; if it is another, and the
+pod has no name, the Event refers to the namespace. Each namespace has a budget of Events, because
+one alone would let a single sender use it up for everybody.
 """
 
 import asyncio
+import re
 from datetime import UTC, datetime
 from typing import Final
 
@@ -16,10 +22,26 @@ from muster_fuse.admission import pod as pods
 
 REASON: Final = "FuseNotMounted"
 _COMPONENT: Final = "muster-fuse-webhook"
+PREFIX: Final = "About a requested pod (the requester is not authenticated): "
 _MESSAGE_MAX: Final = 1000
+_OWNERS: Final = frozenset(
+    {
+        ("apps/v1", "DaemonSet"),
+        ("apps/v1", "ReplicaSet"),
+        ("apps/v1", "StatefulSet"),
+        ("batch/v1", "Job"),
+        ("v1", "ReplicationController"),
+    }
+)
+"""The kinds of objects whose controllers in Kubernetes create pods."""
+_NAME: Final = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
+_UID: Final = re.compile(r"[0-9a-f-]{1,63}")
 _QUEUE_MAX: Final = 100
 _PER_S: Final = 1.0
-_BURST: Final = 20
+_BURST: Final = 100
+_PER_S_IN_NAMESPACE: Final = 1 / 60
+_BURST_IN_NAMESPACE: Final = 10
+_NAMESPACES_MAX: Final = 1000
 _PERIOD_S: Final = 600.0
 """The minimum time between two Events about the same object."""
 _OBJECTS_MAX: Final = 1000
@@ -42,34 +64,30 @@ class EventReporter:
         self._objects = pacing.KeyedBuckets[tuple[str, str, str]](
             per_s=1 / _PERIOD_S, burst=1, keys_max=_OBJECTS_MAX
         )
+        self._namespaces = pacing.KeyedBuckets[str](
+            per_s=_PER_S_IN_NAMESPACE, burst=_BURST_IN_NAMESPACE, keys_max=_NAMESPACES_MAX
+        )
         self._pace = pacing.TokenBucket(
             per_s=_PER_S, burst=_BURST, now=asyncio.get_running_loop().time()
         )
 
     def report(self, namespace: str, metadata: pods.Metadata, text: str) -> None:
         """Report why a pod was left unchanged."""
-        owner = metadata.controller
-        about = (
-            {"apiVersion": "v1", "kind": "Pod", "name": metadata.name}
-            if owner is None
-            else {
-                "apiVersion": owner.api_version,
-                "kind": owner.kind,
-                "name": owner.name,
-                "uid": owner.uid,
-            }
-        )
+        about = _about(namespace, metadata)
         now = asyncio.get_running_loop().time()
         if not self._objects.try_take((namespace, about["kind"], about["name"]), now):
             EVENTS.labels("repeated").inc()
-            return
-        logs.logger().warning("pod_left_unchanged", namespace=namespace, object=about, reason=text)
-        if not about["name"]:
-            EVENTS.labels("nameless").inc()
-        elif self._queue.full() or not self._pace.try_take(now):
+        elif not self._namespaces.try_take(namespace, now) or not self._pace.try_take(now):
             EVENTS.labels("too_many").inc()
         else:
-            self._queue.put_nowait((namespace, _event(namespace, about, text)))
+            log = logs.logger()
+            log.warning("pod_left_unchanged", namespace=namespace, object=about, reason=text)
+            if not about["name"]:
+                EVENTS.labels("nameless").inc()
+            elif self._queue.full():
+                EVENTS.labels("too_many").inc()
+            else:
+                self._queue.put_nowait((namespace, _event(namespace, about, text)))
 
     async def run(self) -> None:
         """Write Events until cancelled; count those that cannot be written."""
@@ -82,6 +100,24 @@ class EventReporter:
                 logs.logger().warning("event_not_written", error=problem)
 
 
+def _about(namespace: str, metadata: pods.Metadata) -> dict[str, str]:
+    """Return the object that the Event refers to; its name is empty if there is none."""
+    owner = metadata.controller
+    if (
+        owner is not None
+        and (owner.api_version, owner.kind) in _OWNERS
+        and _NAME.fullmatch(owner.name)
+        and _UID.fullmatch(owner.uid)
+    ):
+        named = {"apiVersion": owner.api_version, "kind": owner.kind, "name": owner.name}
+        return {**named, "uid": owner.uid}
+    if _NAME.fullmatch(metadata.name):
+        return {"apiVersion": "v1", "kind": "Pod", "name": metadata.name}
+    if owner is not None:
+        return {"apiVersion": "v1", "kind": "Namespace", "name": namespace}
+    return {"apiVersion": "v1", "kind": "Pod", "name": ""}
+
+
 def _event(namespace: str, about: dict[str, str], text: str) -> dict[str, object]:
     at = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     return {
@@ -91,7 +127,7 @@ def _event(namespace: str, about: dict[str, str], text: str) -> dict[str, object
         "involvedObject": {**about, "namespace": namespace},
         "type": "Warning",
         "reason": REASON,
-        "message": escaping.plain(text[:_MESSAGE_MAX]),
+        "message": escaping.plain(f"{PREFIX}{text}"[:_MESSAGE_MAX]),
         "source": {"component": _COMPONENT},
         "reportingComponent": _COMPONENT,
         "firstTimestamp": at,

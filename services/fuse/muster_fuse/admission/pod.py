@@ -7,8 +7,6 @@ the answer to the API server is a patch.
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-import msgspec
-
 from muster.kubernetes import objects
 
 CONTAINERS = ("initContainers", "containers", "ephemeralContainers")
@@ -91,12 +89,16 @@ class InlineDriver(objects.Object, frozen=True):
     driver: str = ""
 
 
+class EmptyDir(objects.Object, frozen=True):
+    """An emptyDir volume; its settings are ignored."""
+
+
 class Volume(objects.Object, frozen=True):
     """A volume of the pod; only inline CSI volumes and emptyDir volumes are decoded."""
 
     name: str = ""
     csi: InlineDriver | None = None
-    empty_dir: dict[str, msgspec.Raw] | None = None
+    empty_dir: EmptyDir | None = None
 
 
 class OperatingSystem(objects.Object, frozen=True):
@@ -154,6 +156,13 @@ class Pod(objects.Object, frozen=True):
         """Return the pod's volumes."""
         return self.spec.volumes or ()
 
+    @property
+    def containers(self) -> tuple[tuple[Container, ...], ...]:
+        """Return the pod's lists of containers, in the order of `CONTAINERS`."""
+        spec = self.spec
+        lists = (spec.init_containers, spec.containers, spec.ephemeral_containers)
+        return tuple(containers or () for containers in lists)
+
 
 @dataclass(frozen=True, slots=True)
 class Placed:
@@ -166,8 +175,6 @@ class Placed:
 
 def placed(pod: Pod) -> Iterator[Placed]:
     """Yield every container of a pod."""
-    spec = pod.spec
-    lists = (spec.init_containers, spec.containers, spec.ephemeral_containers)
-    for field, containers in zip(CONTAINERS, lists, strict=True):
-        for index, container in enumerate(containers or ()):
+    for field, containers in zip(CONTAINERS, pod.containers, strict=True):
+        for index, container in enumerate(containers):
             yield Placed(container, f"/spec/{field}/{index}", field == CONTAINERS[-1])

@@ -16,6 +16,10 @@ the capability may serve another purpose: the container stays unchanged, without
 author gets a warning. The same applies to a privileged container, which has the node's device. A
 pod is changed completely or not at all: any conflict, such as a foreign mount at `/dev/fuse`,
 leaves the pod unchanged.
+
+Anyone who reaches the webhook's port can send it a pod. So the size of a pod and of its patch is
+limited, the work is proportional to the size, and texts quote of the pod only valid names of
+containers and single words.
 """
 
 import contextlib
@@ -23,6 +27,7 @@ import enum
 import posixpath
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Final
 
@@ -44,6 +49,19 @@ MOUNTS: Final = (
     pods.Mount(name=VOLUME, mount_path="/bin/fusermount", sub_path="fusermount3", read_only=True),
     pods.Mount(name=VOLUME, mount_path="/dev/fuse", sub_path="dev-fuse"),
 )
+CONTAINERS_MAX: Final = 250
+"""The most containers, of all kinds, in a pod that is changed: each adds up to 1 KB to the patch.
+
+The kubelet runs 110 pods on a node by default, most of them with a container or two.
+"""
+VOLUMES_MAX: Final = 1_000
+MOUNTS_MAX: Final = 5_000
+"""The most mounts and block devices in all containers of a pod: 20 for each of the most."""
+PATCH_BYTES_MAX: Final = 256 * 1024
+"""The largest patch, in JSON; etcd accepts a pod of 1.5 MiB, with the patch."""
+_LABEL: Final = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+_WORD: Final = re.compile(r"[A-Za-z0-9_-]{1,20}")
+_AT: Final = {mount.mount_path: mount for mount in MOUNTS}
 _MIRROR: Final = "kubernetes.io/config.mirror"
 _SYS_ADMIN: Final = frozenset({"SYS_ADMIN", "CAP_SYS_ADMIN"})
 _ALL: Final = frozenset({"ALL", "CAP_ALL"})
@@ -99,25 +117,26 @@ _Record = dict[str, _Taken]
 def plan(pod: pods.Pod, *, replace: str = "") -> Plan:
     """Return the change to a pod; `replace` is the value of the namespace's annotation."""
     asks = pod.annotations.get(MOUNT)
-    if asks not in {None, "true", "false"}:
-        return _conflict([f'annotation {MOUNT}: {asks!r:.60} is neither "true" nor "false"'])
     if asks == "false":
         return Plan(Outcome.UNASKED)
-    if replace and not _RESOURCE.fullmatch(replace):
-        return _conflict(
-            [f"the namespace's annotation {REPLACE}: {replace!r:.60} is not a resource"]
-        )
+    if problem := _problem(pod, asks, replace):
+        return _conflict([problem])
     placed = list(pods.placed(pod))
     requesting = [each for each in placed if _quantities(each.container, replace)]
     if asks is None and not requesting:
         return Plan(Outcome.UNASKED)
     volume = _volume(pod)
     users = [each for each in placed if not each.is_ephemeral]
-    refused = {each.pointer: _refusal(each, requests=each in requesting) for each in users}
+    refused = {
+        each.pointer: _refusal(each, requests=bool(_quantities(each.container, replace)))
+        for each in users
+    }
+    writable = {each.name for each in pod.volumes if each.empty_dir is not None}
     mounting = [each for each in users if not refused[each.pointer]]
     conflicts = [
-        *_pod_conflicts(pod, requesting),
-        *(text for each in mounting for text in _mount_conflicts(each.container, pod, volume)),
+        *_pod_conflicts(pod, requesting, volume),
+        *(text for each in mounting for text in _mount_conflicts(each, writable, volume)),
+        *(text for each in mounting for text in _device_conflicts(each)),
     ]
     warnings = [text for text in refused.values() if text]
     if not mounting and not requesting and REPLACED not in pod.annotations:
@@ -130,14 +149,48 @@ def plan(pod: pods.Pod, *, replace: str = "") -> Plan:
         *(step for each in requesting for step in _taken(each, replace)),
         *_annotated(pod, _record(pod, requesting, replace)),
     ]
+    if (size := len(msgspec.json.encode(patch))) > PATCH_BYTES_MAX:
+        return _conflict([f"the patch would be too large: {size} bytes, over {PATCH_BYTES_MAX}"])
     changed = Outcome.REPLACED if requesting else Outcome.MOUNTED
     return Plan(changed if patch else Outcome.UNCHANGED, tuple(patch), tuple(warnings))
 
 
+def _problem(pod: pods.Pod, asks: str | None, replace: str) -> str:
+    """Return why a pod is left unchanged, whatever its containers are; empty if it is not."""
+    if asks not in {None, "true"}:
+        shown = repr(asks) if _WORD.fullmatch(asks) else "its value"
+        return f'annotation {MOUNT}: {shown} is neither "true" nor "false"'
+    # also if it does not request FUSE, because to find that out takes long in a large pod
+    if excess := _excess(pod):
+        return f"the pod is too large to be changed: it has {excess}"
+    if replace and not _RESOURCE.fullmatch(replace):
+        return f"the namespace's annotation {REPLACE}: {replace!r:.60} is not a resource"
+    return ""
+
+
 def may_be_replaced(pod: pods.Pod) -> bool:
     """Return whether the plan for a pod depends on its namespace."""
+    if pod.annotations.get(MOUNT) == "false" or _excess(pod):
+        return False
     asks_for = (name for each in pods.placed(pod) for name in _resources(each.container).names)
-    return pod.annotations.get(MOUNT) != "false" and any("/" in name for name in asks_for)
+    return any("/" in name for name in asks_for)
+
+
+def _excess(pod: pods.Pod) -> str:
+    """Return what a pod has too many of, with the limit; empty if it is within the limits."""
+    counts = (
+        (sum(map(len, pod.containers)), CONTAINERS_MAX, "containers"),
+        (len(pod.volumes), VOLUMES_MAX, "volumes"),
+    )
+    for count, most, what in counts:
+        if count > most:
+            return f"{count} {what}, over {most}"
+    mounts = sum(
+        len(container.volume_mounts or ()) + len(container.volume_devices or ())
+        for containers in pod.containers
+        for container in containers
+    )
+    return f"{mounts} mounts and block devices, over {MOUNTS_MAX}" if mounts > MOUNTS_MAX else ""
 
 
 def _conflict(texts: Sequence[str]) -> Plan:
@@ -163,7 +216,7 @@ def _volume(pod: pods.Pod) -> str | None:
 def _refusal(each: pods.Placed, *, requests: bool) -> str:
     """Return why a container gets no mounts; empty if it gets them."""
     container = each.container
-    who = f"container {container.name:.63}"
+    who = _who(each)
     if container.is_privileged:
         return f"{who}: privileged, so it mounts with the node's device, without the broker"
     if not requests and {*container.added_capabilities} & (_SYS_ADMIN | _ALL):
@@ -171,7 +224,15 @@ def _refusal(each: pods.Placed, *, requests: bool) -> str:
     return ""
 
 
-def _pod_conflicts(pod: pods.Pod, requesting: Sequence[pods.Placed]) -> Iterator[str]:
+def _who(each: pods.Placed) -> str:
+    """Return a container's name, or its place if Kubernetes would not accept the name."""
+    name = each.container.name
+    return f"container {name if _LABEL.fullmatch(name) else each.pointer}"
+
+
+def _pod_conflicts(
+    pod: pods.Pod, requesting: Sequence[pods.Placed], volume: str | None
+) -> Iterator[str]:
     if pod.spec.os is not None and pod.spec.os.name == "windows":
         yield "a Windows pod cannot use FUSE"
     if _MIRROR in pod.annotations:
@@ -179,31 +240,44 @@ def _pod_conflicts(pod: pods.Pod, requesting: Sequence[pods.Placed]) -> Iterator
     for each in requesting:
         container = each.container
         if not container.is_privileged and {*container.added_capabilities} & _ALL:
-            who = f"container {container.name:.63}"
+            who = _who(each)
             yield f"{who}: adds ALL capabilities, including SYS_ADMIN, so it cannot use the broker"
-    if _volume(pod) is None and any(each.name == VOLUME for each in pod.volumes):
+    if volume is None and any(each.name == VOLUME for each in pod.volumes):
         yield f"volume {VOLUME}: the pod has another volume with this name"
+    if volume is not None and not _LABEL.fullmatch(volume):
+        yield f"the name of the volume with the driver {publication.DRIVER} is invalid"
 
 
-def _mount_conflicts(container: pods.Container, pod: pods.Pod, volume: str | None) -> Iterator[str]:
-    """Yield the conflicts with the paths of the broker's mounts in a container."""
-    writable = {each.name for each in pod.volumes if each.empty_dir is not None}
-    who = f"container {container.name:.63}"
-    for mount in container.volume_mounts or ():
+def _mount_conflicts(
+    each: pods.Placed, writable: AbstractSet[str], volume: str | None
+) -> Iterator[str]:
+    """Yield the conflicts with the paths of the broker's mounts in a container.
+
+    `writable` has the names of the pod's emptyDir volumes. A text contains the pod's path only if
+    it is one of the broker's paths, or above it.
+    """
+    for mount in each.container.volume_mounts or ():
+        if volume is not None and _ours(mount, volume):
+            continue
         path = _absolute(mount.mount_path)
-        for ours in MOUNTS:
-            if volume is not None and _is_ours(mount, ours, volume):
-                continue
-            if _is_below(path, ours.mount_path):
-                yield f"{who}: mounts {path:.80} itself"
-            elif _is_below(ours.mount_path, path) and (
-                mount.name not in writable or mount.read_only
-            ):
-                yield f"{who}: mounts {path:.80}, above {ours.mount_path}"
-    for device in container.volume_devices or ():
+        is_writable = mount.name in writable and not mount.read_only
+        for ours in _AT:
+            if path == ours:
+                yield f"{_who(each)}: mounts {path} itself"
+            elif _is_below(path, ours):
+                yield f"{_who(each)}: mounts a path below {ours}"
+            elif _is_below(ours, path) and not is_writable:
+                yield f"{_who(each)}: mounts {path}, above {ours}"
+
+
+def _device_conflicts(each: pods.Placed) -> Iterator[str]:
+    for device in each.container.volume_devices or ():
         path = _absolute(device.device_path)
-        if any(_is_below(path, m.mount_path) or _is_below(m.mount_path, path) for m in MOUNTS):
-            yield f"{who}: has a block device at {path:.80}"
+        for ours in _AT:
+            if _is_below(ours, path):
+                yield f"{_who(each)}: has a block device at {path}"
+            elif _is_below(path, ours):
+                yield f"{_who(each)}: has a block device below {ours}"
 
 
 def _absolute(path: str) -> str:
@@ -215,13 +289,12 @@ def _is_below(path: str, folder: str) -> bool:
     return path == folder or path.startswith(folder.rstrip("/") + "/")
 
 
-def _is_ours(mount: pods.Mount, ours: pods.Mount, volume: str) -> bool:
-    return (
-        mount.name == volume
-        and _absolute(mount.mount_path) == ours.mount_path
-        and (mount.sub_path or None) == ours.sub_path
-        and not mount.sub_path_expr
-    )
+def _ours(mount: pods.Mount, volume: str) -> pods.Mount | None:
+    """Return which of the broker's mounts this is, if it is one."""
+    if mount.name != volume or mount.sub_path_expr:
+        return None
+    ours = _AT.get(_absolute(mount.mount_path))
+    return ours if ours is not None and (mount.sub_path or None) == ours.sub_path else None
 
 
 def _volume_added(pod: pods.Pod) -> Iterator[Operation]:
@@ -232,8 +305,8 @@ def _volume_added(pod: pods.Pod) -> Iterator[Operation]:
 
 def _mounts_added(each: pods.Placed, volume: str) -> Iterator[Operation]:
     there = each.container.volume_mounts or ()
-    missing = [ours for ours in MOUNTS if not any(_is_ours(mount, ours, volume) for mount in there)]
-    added = [_mount_json(ours, volume) for ours in missing]
+    present = {_ours(mount, volume) for mount in there}
+    added = [_mount_json(ours, volume) for ours in MOUNTS if ours not in present]
     yield from _appended(f"{each.pointer}/volumeMounts", there, added)
 
 
@@ -272,6 +345,8 @@ def _loses_capability(container: pods.Container) -> bool:
 def _record(pod: pods.Pod, requesting: Sequence[pods.Placed], resource: str) -> _Record:
     """Return the record of everything that is removed from the pod now or was removed earlier."""
     record: _Record = {}
+    if not requesting:
+        return record
     # a text in another format is not ours and is replaced
     with contextlib.suppress(msgspec.DecodeError, ValueError, RecursionError):
         record = msgspec.json.decode(pod.annotations.get(REPLACED, "{}"), type=_Record)
@@ -281,7 +356,7 @@ def _record(pod: pods.Pod, requesting: Sequence[pods.Placed], resource: str) -> 
         fields = {field: {resource: quantity} for field, quantity in quantities.items()}
         lost = container.added_capabilities if _loses_capability(container) else ()
         record[container.name] = _Taken(**fields, capabilities=lost)
-    return record if requesting else {}
+    return record
 
 
 def _annotated(pod: pods.Pod, record: _Record) -> Iterator[Operation]:

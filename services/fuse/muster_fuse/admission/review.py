@@ -6,7 +6,6 @@ warning. Only a body that is not an admission request gets no answer.
 
 import base64
 import re
-from dataclasses import dataclass
 from typing import Final
 
 import msgspec
@@ -25,6 +24,10 @@ _WARNING_MAX: Final = 250
 
 class Unanswerable(Exception):
     """The body is not an admission request for an object in a namespace."""
+
+
+class Unreadable(Exception):
+    """The pod cannot be read; the message gives the reason."""
 
 
 class _Kind(objects.Object, frozen=True):
@@ -59,11 +62,8 @@ class _Review(objects.Object, frozen=True):
     api_version: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Unreadable:
-    """The pod cannot be read; `text` is the reason."""
-
-    text: str
+class _HasMetadata(objects.Object, frozen=True):
+    metadata: pods.Metadata
 
 
 def request_in(body: bytes) -> Request:
@@ -80,20 +80,27 @@ def request_in(body: bytes) -> Request:
     return review.request
 
 
-def pod_in(request: Request) -> pods.Pod | Unreadable:
-    """Return the pod that the request creates, or why it cannot be read."""
+def pod_in(request: Request) -> pods.Pod:
+    """Return the pod that the request creates. Raises Unreadable."""
     try:
         return msgspec.json.decode(request.object, type=pods.Pod)
     except codec.UNREADABLE as error:
-        return Unreadable(f"the pod cannot be read: {error}")
+        raise Unreadable(f"the pod cannot be read: {error}") from None
+
+
+def metadata_in(request: Request) -> pods.Metadata:
+    """Return the metadata of the pod, which has been read before."""
+    return msgspec.json.decode(request.object, type=_HasMetadata).metadata
 
 
 def answer(uid: str, plan: pod_patch.Plan) -> bytes:
     """Return the answer: the pod is allowed, with the plan's change and warnings."""
     response: dict[str, object] = {"uid": uid, "allowed": True}
     if plan.warnings:
-        texts = (escaping.plain(f"fuse.muster.dev: {text}") for text in plan.warnings)
-        response["warnings"] = [text[:_WARNING_MAX] for text in texts][:_WARNINGS_MAX]
+        texts = (
+            escaping.plain(f"fuse.muster.dev: {text}") for text in plan.warnings[:_WARNINGS_MAX]
+        )
+        response["warnings"] = [text[:_WARNING_MAX] for text in texts]
     if plan.patch:
         patch = base64.b64encode(msgspec.json.encode(plan.patch)).decode()
         response |= {"patchType": "JSONPatch", "patch": patch}

@@ -16,9 +16,13 @@ from aiohttp import web
 
 from muster.service import logs, metrics
 from muster_fuse.admission import config, event_reporter, namespaces, pod_patch, review
-from muster_fuse.admission import pod as pods
 
 PATH: Final = "/pods"
+EXCLUDED: Final = frozenset({"kube-system", "kube-public", "kube-node-lease"})
+"""The namespaces, besides muster's own, whose pods the API server never sends.
+
+Whoever claims to ask about one there only wants an Event in it.
+"""
 _BODY_BYTES_MAX: Final = 4 * 1024 * 1024
 """The largest request body; the API server accepts objects of at most 3 MiB."""
 _AT_ONCE_MAX: Final = 32
@@ -44,13 +48,18 @@ DECIDING: Final = prometheus_client.Histogram(
 
 
 class Webhook:
-    """Answers admission requests for pods."""
+    """Answers admission requests for pods; `own` is muster's namespace."""
 
     def __init__(
-        self, cached: namespaces.Namespaces, reporter: event_reporter.EventReporter
+        self,
+        cached: namespaces.Namespaces,
+        reporter: event_reporter.EventReporter,
+        *,
+        own: str,
     ) -> None:
         self._namespaces = cached
         self._reporter = reporter
+        self._excluded = EXCLUDED | {own}
         self._slots = asyncio.Semaphore(_AT_ONCE_MAX)
 
     async def answer(self, request: web.Request) -> web.Response:
@@ -70,14 +79,13 @@ class Webhook:
         return web.Response(body=body, content_type="application/json")
 
     async def _plan(self, admission: review.Request) -> pod_patch.Plan:
-        if not admission.is_new_pod:
+        if not admission.is_new_pod or admission.namespace in self._excluded:
             return pod_patch.Plan(pod_patch.Outcome.UNASKED)
-        pod = review.pod_in(admission)
-        if isinstance(pod, review.Unreadable):
-            PODS.labels("unreadable").inc()
-            return pod_patch.Plan(pod_patch.Outcome.CONFLICT, warnings=(pod.text,))
         try:
-            plan = await self._decide(admission.namespace, pod)
+            plan = await self._decide(admission)
+        except review.Unreadable as error:
+            PODS.labels("unreadable").inc()
+            return pod_patch.Plan(pod_patch.Outcome.CONFLICT, warnings=(str(error),))
         except namespaces.Unavailable as error:
             text = f"unchanged, because its namespace could not be read: {error}"
             plan = pod_patch.Plan(pod_patch.Outcome.CONFLICT, warnings=(text,))
@@ -89,14 +97,18 @@ class Webhook:
             plan = pod_patch.Plan(pod_patch.Outcome.CONFLICT, warnings=(text,))
         PODS.labels(plan.outcome.value).inc()
         if plan.outcome is pod_patch.Outcome.CONFLICT and not admission.dry_run:
-            self._reporter.report(admission.namespace, pod.metadata, "; ".join(plan.warnings))
+            metadata = review.metadata_in(admission)
+            self._reporter.report(admission.namespace, metadata, "; ".join(plan.warnings))
         return plan
 
-    async def _decide(self, namespace: str, pod: pods.Pod) -> pod_patch.Plan:
-        replace = ""
-        if pod_patch.may_be_replaced(pod):
-            replace = await self._namespaces.replace(namespace)
-        return pod_patch.plan(pod, replace=replace)
+    async def _decide(self, admission: review.Request) -> pod_patch.Plan:
+        pod = review.pod_in(admission)
+        if not pod_patch.may_be_replaced(pod):
+            return pod_patch.plan(pod)
+        # decoded, a pod may take thirty times the memory: only one at a time, so none while waiting
+        del pod
+        replace = await self._namespaces.replace(admission.namespace)
+        return pod_patch.plan(review.pod_in(admission), replace=replace)
 
 
 @contextlib.asynccontextmanager
