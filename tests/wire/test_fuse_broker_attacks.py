@@ -12,7 +12,7 @@ import pytest
 
 from muster_fuse.broker import observations
 from muster_fuse.request.decision import Reason
-from tests.worlds import fuse_broker, fuse_pods
+from tests.worlds import fuse_broker, fuse_mounter, fuse_pods
 
 pytestmark = fuse_pods.needs_pods()
 HOME = fuse_broker.HOME
@@ -430,6 +430,9 @@ def test_a_file_that_takes_forever_to_close_holds_up_nobody() -> None:
         process = fuse_broker.program(pod, FLUSHING)
         assert process.stdout is not None
         assert process.stdout.readline() == "EBADF: the descriptor was not opened with O_PATH\n"
+        # its daemon would never let the process go that closes the file
+        assert running.seen(observations.Aborted).count == 1
+        fuse_broker.until(lambda: running.mounter.stuck == 0)
         for served in (pod, other):
             with fuse_broker.daemon(served, directory="/mnt/tmp/a") as daemon:
                 assert fuse_broker.refused(daemon)[0] == 1
@@ -445,6 +448,26 @@ def test_a_file_that_takes_forever_to_close_holds_up_nobody() -> None:
             fuse_broker.mounted(daemon)
         hanging.kill()
         process.communicate()
+
+
+def test_a_mount_that_remains_though_its_child_was_killed_is_counted() -> None:
+    """A file system may delay a job until the mounter kills it in the middle of its work."""
+    killing = fuse_mounter.killing("child", "_reply", "call")
+    with (
+        fuse_broker.running(command=killing, mounts_per_pod=1) as running,
+        running.pod() as pod,
+    ):
+        with fuse_broker.daemon(pod) as daemon:
+            assert fuse_broker.refused(daemon)[0] == errno.EIO
+        assert fuse_broker.fuse_mounts(pod.process.pid) == [HOME]
+        (mount,) = running.broker.mounts()
+        assert mount.mount_point == HOME
+        assert pod.run("/bin/mkdir", "/mnt/tmp/a") == (0, "")
+        with fuse_broker.daemon(pod, directory="/mnt/tmp/a") as daemon:
+            assert fuse_broker.refused(daemon) == (
+                errno.ENOSPC,
+                "this pod has 1 FUSE mounts, the maximum",
+            )
 
 
 CONNECTED = """

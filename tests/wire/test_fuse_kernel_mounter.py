@@ -16,27 +16,12 @@ from pathlib import Path
 import pytest
 
 from muster_fuse.kernel import jobs, mounter, mounter_client
-from tests.worlds import fuse_pods, fuse_requests
+from tests.worlds import fuse_mounter, fuse_pods, fuse_requests
 
 pytestmark = fuse_pods.needs_pods()
 HOME = "/mnt/home"
 CYCLES = 50
 CALLER = jobs.Caller(1000, 1000, (), 1000, 1000, user_namespace=False, overrides=False)
-_PACKAGES = mounter_client.COMMAND[-1]
-_KILLING = """
-import os, signal, sys
-sys.path.append(sys.argv[1])
-from muster_fuse.kernel import mounter
-first, (victim, step, moment) = os.getpid(), sys.argv[2].split(":")
-
-def kill(frame, event, _):
-    if event == moment and frame.f_code.co_name == step and os.getpid() != first:
-        sys.setprofile(None)
-        os.kill(os.getppid() if victim == "mounter" else os.getpid(), signal.SIGKILL)
-
-sys.setprofile(kill)
-mounter.main(int(sys.argv[3]))
-"""
 _SHORT = mounter_client.COMMAND[4].replace(
     "mounter.main(int(sys.argv[2]))",
     "mounter.main(int(sys.argv[2]), deadline_s=1, sync_init_deadline_s=1)",
@@ -57,12 +42,8 @@ for _ in range(int(sys.argv[3])):
 """
 STEPS = (
     *("prepare", "check_access", "setns", "_create", "fsopen", "fsconfig_create", "fsmount"),
-    *("_attach", "move_mount", "_send"),
+    *("_attach", "move_mount", "_reply"),
 )
-
-
-def command(script: str, *arguments: str) -> tuple[str, ...]:
-    return (sys.executable, "-I", "-S", "-c", script, _PACKAGES, *arguments)
 
 
 def children(pid: int) -> list[int]:
@@ -102,7 +83,7 @@ def test_a_mounter_killed_at_any_step_leaves_no_mount_without_a_daemon(
     step: str, moment: str
 ) -> None:
     async def story() -> None:
-        killing = command(_KILLING, f"mounter:{step}:{moment}")
+        killing = fuse_mounter.killing("mounter", step, moment)
         with fuse_pods.container() as pod, fuse_requests.mounting(pod, HOME) as daemon:
             async with running(killing) as client:
                 outcome = await daemon.mount(client)
@@ -128,7 +109,7 @@ def test_a_mounter_killed_at_any_step_leaves_no_mount_without_a_daemon(
 @pytest.mark.parametrize("step", STEPS[: STEPS.index("_attach")])
 def test_a_child_killed_before_it_mounts_leaves_nothing_and_is_reported(step: str) -> None:
     async def story() -> None:
-        killing = command(_KILLING, f"child:{step}:return")
+        killing = fuse_mounter.killing("child", step, "return")
         with fuse_pods.container() as pod, fuse_requests.mounting(pod, HOME) as daemon:
             async with running(killing) as client:
                 assert client.pid is not None
@@ -142,10 +123,23 @@ def test_a_child_killed_before_it_mounts_leaves_nothing_and_is_reported(step: st
     asyncio.run(story())
 
 
+def test_a_child_killed_after_it_mounted_has_told_which_mount_remains() -> None:
+    async def story() -> None:
+        killing = fuse_mounter.killing("child", "_reply", "call")
+        with fuse_pods.container() as pod, fuse_requests.mounting(pod, HOME) as daemon:
+            async with running(killing) as client:
+                outcome = await daemon.mount(client)
+                assert (outcome.errno, outcome.stage) == (errno.EIO, "child")
+                assert mount_points(pod) == [HOME]
+                assert outcome.minor in fuse_pods.connections()
+
+    asyncio.run(story())
+
+
 def test_a_child_that_is_stopped_is_killed_at_its_deadline() -> None:
     async def story() -> None:
         with fuse_pods.container() as pod, fuse_requests.mounting(pod, HOME) as daemon:
-            async with running(command(_SHORT)) as client:
+            async with running(fuse_mounter.command(_SHORT)) as client:
                 assert client.pid is not None
                 # with a process that does not answer: the child waits for it
                 daemon.process.send_signal(signal.SIGSTOP)
@@ -162,7 +156,7 @@ def test_with_sync_init_a_daemon_that_never_answers_has_no_mount() -> None:
     async def story() -> None:
         arguments = ("--sync-init", "--stall", "INIT")
         with fuse_pods.container() as pod, fuse_requests.mounting(pod, HOME, *arguments) as daemon:
-            async with running(command(_SHORT)) as client:
+            async with running(fuse_mounter.command(_SHORT)) as client:
                 assert client.pid is not None
                 outcome = await daemon.mount(client, sync_init=True)
                 waited = jobs.Outcome(errno.ETIMEDOUT, "the job did not end in time", "deadline")
@@ -182,7 +176,7 @@ def test_a_child_that_hangs_in_the_kernel_is_counted_until_it_ends() -> None:
             fuse_pods.container() as pod,
             fuse_requests.mounting(pod, HOME, "--stall", "GETATTR") as hanging,
         ):
-            async with running(command(_SHORT)) as client:
+            async with running(fuse_mounter.command(_SHORT)) as client:
                 assert (await hanging.mount(client, flags=("allow_other",))).errno == 0
                 with fuse_requests.mounting(pod, HOME) as daemon:
                     late = jobs.Outcome(errno.ETIMEDOUT, "the job did not end in time", "stuck")
@@ -207,10 +201,15 @@ def test_the_mounter_has_one_thread_and_loads_only_what_it_needs() -> None:
         "import sys; sys.path.append(sys.argv[1]); from muster_fuse.kernel import mounter;"
         " print(*sorted(sys.modules)); print(open('/proc/self/status').read())"
     )
-    printed = subprocess.run(command(script), capture_output=True, text=True, check=True).stdout
+    printed = subprocess.run(
+        fuse_mounter.command(script), capture_output=True, text=True, check=True
+    ).stdout
     modules, _, status = printed.partition("\n")
     loaded = {name for name in modules.split() if name.split(".")[0] not in sys.stdlib_module_names}
-    kernel = ("jobs", "mount_steps", "mount_users", "mounter", "self_test", "syscalls")
+    kernel = (
+        *("jobs", "mount_steps", "mount_users", "mounter"),
+        *("receiving", "self_test", "syscalls"),
+    )
     packages = {"__main__", "muster_fuse", "muster_fuse.kernel"}
     ours = {"muster_fuse.protocol", *(f"muster_fuse.kernel.{name}" for name in kernel)}
     assert loaded == packages | ours

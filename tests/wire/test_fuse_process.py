@@ -127,6 +127,51 @@ async def check_heartbeat(heartbeats: asyncio.Queue[vocabulary.Heartbeat]) -> No
     assert not state.extended, "nothing of it is in the node's allocatable"
 
 
+FLUSHING = """
+file = os.open("/mnt/home/hello", os.O_RDONLY)
+asked(_packet(1), file)
+os._exit(0)
+"""
+
+
+def hangs_below(pid: int) -> bool:
+    """Return whether a descendant of a process waits for the kernel and cannot be killed."""
+    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+        state = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[0]
+        if state == "D" or hangs_below(int(child)):
+            return True
+    return False
+
+
+@pytest.mark.parametrize("ending", [signal.SIGTERM, signal.SIGKILL])
+def test_a_broker_ends_while_a_file_that_a_pod_has_sent_cannot_be_closed(
+    ending: signal.Signals,
+) -> None:
+    async def story(node: fuse_process.Node) -> None:
+        with contextlib.ExitStack() as stack:
+            async with node.broker() as first:
+                await first.said("listening")
+                await node.kubelet.wait_for_socket()
+                await node.kubelet.publish()
+                pod = stack.enter_context(a_pod(node))
+                daemon = stack.enter_context(fuse_broker.daemon(pod, "--stall", "FLUSH"))
+                await asyncio.to_thread(fuse_broker.mounted, daemon)
+                sending = fuse_broker.program(pod, FLUSHING)
+                while not hangs_below(first.process.pid):
+                    await asyncio.sleep(0.01)
+                first.process.send_signal(ending)
+                await first.ended()
+            async with node.broker() as second:
+                await second.said("listening")
+                assert pod.run("/bin/mkdir", "/mnt/tmp/other") == (0, "")
+                other = stack.enter_context(fuse_broker.daemon(pod, directory="/mnt/tmp/other"))
+                await asyncio.to_thread(fuse_broker.mounted, other)
+            daemon.kill()
+            sending.communicate()
+
+    on_a_node(story)
+
+
 @pytest.mark.parametrize("ending", [signal.SIGTERM, signal.SIGKILL])
 def test_mounts_outlive_the_broker_and_the_next_one_serves_the_same_pod(
     ending: signal.Signals,

@@ -27,10 +27,18 @@ Result = TypeVar("Result")
 class Running:
     """A broker and what it has observed."""
 
-    def __init__(self, directory: Path, settings: config.Limits, *, deadline_s: float) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        settings: config.Limits,
+        *,
+        command: tuple[str, ...],
+        deadline_s: float,
+    ) -> None:
         self.directory = directory
         self.observed: list[observations.Observation] = []
         self._settings = settings
+        self._command = command
         self._deadline_s = deadline_s
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever)
@@ -90,7 +98,7 @@ class Running:
 
     async def _start(self) -> tuple[mounter_client.Mounter, service.Broker]:
         mounter = await self._stack.enter_async_context(
-            mounter_client.Mounter(deadline_s=self._deadline_s)
+            mounter_client.Mounter(self._command, deadline_s=self._deadline_s)
         )
         broker = service.Broker(
             self._settings,
@@ -115,7 +123,11 @@ class Running:
 
 @contextlib.contextmanager
 def running(
-    directory: Path | None = None, *, deadline_s: float = mounter.DEADLINE_S, **limits: object
+    directory: Path | None = None,
+    *,
+    command: tuple[str, ...] = mounter_client.COMMAND,
+    deadline_s: float = mounter.DEADLINE_S,
+    **limits: object,
 ) -> Iterator[Running]:
     """Run a broker; afterwards it must have left no descriptor and no mount on this machine."""
     settings = config.Limits(**{"watch_s": 0.1, **limits})  # type: ignore[arg-type]
@@ -125,7 +137,7 @@ def running(
             made = tempfile.TemporaryDirectory(prefix="muster-", ignore_cleanup_errors=True)
             directory = Path(stack.enter_context(made))
         before, mounted = descriptors(), fuse_mounts("self")
-        broker = Running(directory, settings, deadline_s=deadline_s)
+        broker = Running(directory, settings, command=command, deadline_s=deadline_s)
         broker.start()
         try:
             yield broker

@@ -60,6 +60,16 @@ class Ledger:
         for mount in recorded:
             self.mounts.add(mount)
 
+    async def exists(self, made: jobs.Outcome) -> bool:
+        """Return whether a mount that was about to be attached has remained."""
+        wanted = connections.Identity(made.inode, made.created_ns)
+        try:
+            identity = await self._run(lambda: self._connections.identity(made.minor))
+        except (OSError, TimeoutError) as error:
+            log.warning("mount_check_failed", error=str(error))
+            return True
+        return identity == wanted
+
     async def record(
         self, pod: caller.Pod, job: jobs.MountJob, point: caller.Descriptor, made: jobs.Outcome
     ) -> None:
@@ -120,6 +130,23 @@ class Ledger:
             reason = "the pod has ended, and its mounts were still connected"
             self._observe(observations.Aborted(pod=pod, count=count, reason=reason))
         return count
+
+    async def abort_unanswered(self, pod_uid: str, reason: str) -> None:
+        """End those FUSE connections of a pod whose daemon has not answered a request."""
+        made = self.mounts.of(pod_uid)
+
+        def abort() -> int:
+            unanswered = (mount for mount in made if self._connections.waiting(mount))
+            return sum(map(self._connections.abort, unanswered))
+
+        try:
+            count = await self._run(abort)
+        except (OSError, TimeoutError) as error:
+            log.warning("abort_failed", pod_uid=pod_uid, mounts=len(made), error=str(error))
+            return
+        pod = self._pods.get(pod_uid)
+        if count and pod is not None:
+            self._observe(observations.Aborted(pod=pod, count=count, reason=reason))
 
     def close(self) -> None:
         """Close the mount that shows the kernel's FUSE connections."""

@@ -5,10 +5,8 @@ that connected, then read /proc for its process id, then check through the pidfd
 The process's mount table is read before its namespaces: an unprivileged process can move only into
 inner namespaces, so a mount point that it saw before the move does not exist in the new ones.
 
-A pod chooses the descriptors that it sends, and its file system or socket can delay closing them
-without limit. So they are received in a thread with its own descriptor table, which passes on only
-descriptors opened with O_PATH, because these close at once. In a shared table, every new child
-process would have to close them as well, and the broker would wait for that.
+A request is first looked at without its descriptors, which the kernel then keeps. They are received
+in a child of the mounter, because their file system can delay closing them without limit.
 """
 
 import contextlib
@@ -24,25 +22,13 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from muster_fuse import protocol
-from muster_fuse.kernel import syscalls
+from muster_fuse.kernel import jobs, mounter_client, receiving
 from muster_fuse.request import caller, decision
 
 _SO_PEERPIDFD: Final = 77
 _NS_GET_USERNS: Final = 0xB701
 _UCRED: Final = struct.Struct("i2I")
 _INT: Final = struct.Struct("i")
-_CLONE_FILES: Final = 0x400
-_TAKEN: Final = struct.Struct("<I?")
-"""The header that `_take` sends before a packet.
-
-It has the number of descriptors, and whether the packet or the descriptors were truncated.
-"""
-_PACKET_MAX: Final = protocol.PACKET_MAX
-_DESCRIPTORS_MAX: Final = 4
-"""The maximum number of descriptors received, which is more than a request may carry.
-
-The kernel drops and reports further descriptors.
-"""
 _TEXT_BYTES_MAX: Final = 65_536
 _MOUNTINFO_BYTES_MAX: Final = 1 << 26
 _PROC: Final = Path("/proc")
@@ -53,11 +39,6 @@ class Own(NamedTuple):
 
     user_namespace: int
     cgroup: str
-
-
-class _Taken(NamedTuple):
-    descriptors: int
-    is_cut: bool
 
 
 class Received(NamedTuple):
@@ -86,14 +67,56 @@ class Peer:
         self.connection = connection
         self.pidfd = -1
         self.descriptors: list[int] = []
+        self._message = b""
         self._lock = threading.Lock()
         self._is_closed = False
-        self._taking: threading.Thread | None = None
 
-    def receive(self) -> protocol.Request | None:
-        """Return the request that has arrived; None if the peer disconnected. Raises Refusal."""
-        with self._lock:
-            return None if self._is_closed else self._request()
+    def peek(self) -> protocol.Request | None:
+        """Return the request that has arrived, still without its descriptors. Raises Refusal.
+
+        Returns None if the peer has disconnected.
+        """
+        try:
+            # without space for descriptors, the kernel only tells that there are some
+            packet, _, flags, _ = self.connection.recvmsg(
+                protocol.PACKET_MAX + 1, 0, socket.MSG_PEEK | socket.MSG_DONTWAIT
+            )
+        except OSError:
+            return None
+        has_descriptors = bool(flags & socket.MSG_CTRUNC)
+        if not packet and not has_descriptors:
+            return None
+        return _parsed(packet, descriptors=int(has_descriptors), is_cut=False)
+
+    async def receive(
+        self, mounter: mounter_client.Mounter, lane: mounter_client.Lane
+    ) -> jobs.Outcome:
+        """Receive the packet with its descriptors in a child of the mounter."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with ours, theirs:
+            outcome = await mounter.receive(
+                connection=self.connection.fileno(), passing=theirs.fileno(), lane=lane
+            )
+            with contextlib.suppress(BlockingIOError):
+                self._message, self.descriptors, _, _ = socket.recv_fds(
+                    ours,
+                    receiving.HEADER.size + protocol.PACKET_MAX,
+                    receiving.DESCRIPTORS_MAX,
+                    socket.MSG_CMSG_CLOEXEC | socket.MSG_DONTWAIT,
+                )
+        return outcome
+
+    def request(self) -> protocol.Request | None:
+        """Return the request that was received; None if nothing was. Raises Refusal."""
+        if not self._message:
+            return None
+        count, is_cut = receiving.HEADER.unpack_from(self._message)
+        packet = self._message[receiving.HEADER.size :]
+        request = _parsed(packet, descriptors=count, is_cut=is_cut)
+        if count != len(self.descriptors):
+            text = "the descriptor was not opened with O_PATH"
+            raise decision.Refusal(decision.Reason.BAD_DESCRIPTOR, errno.EBADF, text)
+        return request
 
     def identify(self, request: protocol.Request) -> Received | None:
         """Return the received request with its sender; None if the connection was closed.
@@ -121,38 +144,14 @@ class Peer:
         """Close the connection and all descriptors. The pod can make this block without limit."""
         with self._lock:
             self._is_closed = True
+            # if the request that was refused remained, the peer would not receive the reply
+            with contextlib.suppress(OSError):
+                self.connection.recv(1, socket.MSG_DONTWAIT)
             self.connection.close()
             for descriptor in (self.pidfd, *self.descriptors):
                 if descriptor >= 0:
                     os.close(descriptor)
             self.pidfd, self.descriptors = -1, []
-        if self._taking is not None:
-            self._taking.join()
-
-    def _request(self) -> protocol.Request | None:
-        """Return the request that has arrived; None if there is none. Raises Refusal."""
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with ours, theirs:
-            self._taking = threading.Thread(
-                target=_take, args=(self.connection.fileno(), theirs.fileno()), daemon=True
-            )
-            self._taking.start()
-            message, self.descriptors, _, _ = socket.recv_fds(
-                ours, _TAKEN.size + _PACKET_MAX, _DESCRIPTORS_MAX, socket.MSG_CMSG_CLOEXEC
-            )
-        taken, packet = _Taken(*_TAKEN.unpack_from(message)), message[_TAKEN.size :]
-        if not packet and not taken.descriptors:
-            return None
-        if taken.is_cut:
-            raise _malformed("the packet is too long, or carries too many descriptors")
-        try:
-            request = protocol.parse(packet, descriptors=taken.descriptors)
-        except protocol.MalformedPacket as error:
-            raise _malformed(str(error)) from None
-        if taken.descriptors != len(self.descriptors):
-            text = "the descriptor was not opened with O_PATH"
-            raise decision.Refusal(decision.Reason.BAD_DESCRIPTOR, errno.EBADF, text)
-        return request
 
     def _identify(self) -> tuple[int, int, int]:
         """Return the process, user and group ids at the time of connecting. Raises Refusal."""
@@ -174,36 +173,14 @@ class Peer:
             raise _exited()
 
 
-def _take(connection: int, to: int) -> None:
-    """Receive a packet, and pass on the descriptors that are safe to close in any thread."""
-    message, descriptors, passed = _TAKEN.pack(0, False), list[int](), list[int]()  # noqa: FBT003  # not cut
-    syscalls.unshare(_CLONE_FILES)
-    keep = sorted((connection, to))
-    for low, high in zip((-1, *keep), (*keep, os.sysconf("SC_OPEN_MAX")), strict=True):
-        os.closerange(low + 1, high)
-    with socket.socket(fileno=to) as passing:
-        try:
-            with socket.socket(fileno=connection) as receiving:
-                packet, descriptors, flags, _ = socket.recv_fds(
-                    receiving, _PACKET_MAX + 1, _DESCRIPTORS_MAX, socket.MSG_DONTWAIT
-                )
-            is_cut = flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC) or len(packet) > _PACKET_MAX
-            message = _TAKEN.pack(len(descriptors), bool(is_cut)) + packet[:_PACKET_MAX]
-            passed = [descriptor for descriptor in descriptors if _is_path(descriptor)]
-        except (OSError, caller.Unclear):
-            # the peer has disconnected, or cannot be served
-            pass
-        finally:
-            socket.send_fds(passing, [message], passed)
-    for descriptor in descriptors:
-        # the descriptor's file system may return any error
-        with contextlib.suppress(OSError):
-            os.close(descriptor)
-
-
-def _is_path(descriptor: int) -> bool:
-    fdinfo = _text(_PROC / "thread-self" / "fdinfo" / str(descriptor))
-    return caller.descriptor(fdinfo, "").is_path
+def _parsed(packet: bytes, *, descriptors: int, is_cut: bool) -> protocol.Request:
+    """Return the request in a packet. Raises Refusal."""
+    if is_cut or len(packet) > protocol.PACKET_MAX:
+        raise _malformed("the packet is too long, or carries too many descriptors")
+    try:
+        return protocol.parse(packet, descriptors=descriptors)
+    except protocol.MalformedPacket as error:
+        raise _malformed(str(error)) from None
 
 
 def _malformed(text: str) -> decision.Refusal:

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Final, assert_never
 
-from muster import pacing
+from muster import blocking, pacing
 from muster_fuse import config, protocol
 from muster_fuse.broker import ledger, observations, peer, sockets
 from muster_fuse.kernel import jobs, mounter_client
@@ -19,8 +19,6 @@ from muster_fuse.watch import mounts as watched
 _TURN_S: Final = 5.0
 """How long a request waits for an earlier request of its pod; the helper waits longer."""
 _REFUSALS_MAX: Final = 4096
-_SLOW_S: Final = 600.0
-"""How long a pod's jobs count as slow after one job was late."""
 
 
 class _Served:
@@ -30,14 +28,11 @@ class _Served:
         self.pod = pod
         self.listener = listener
         self.turn = asyncio.Lock()
+        self.lane = mounter_client.Lane()
+        self.reading = blocking.Serial()
+        """Runs the calls that read the mount tables of the pod's processes."""
         self.was_stuck = False
-        """Whether the pod's latest job did not end although it was killed."""
-        self.slow_until = 0.0
-
-    @property
-    def is_slow(self) -> bool:
-        """Whether this pod's jobs are slow, so that other pods must not wait for them."""
-        return asyncio.get_running_loop().time() < self.slow_until
+        """Whether a job of the pod did not end although it was killed."""
 
 
 class Broker:
@@ -119,17 +114,18 @@ class Broker:
         # the operation in the reply to an unreadable request
         operation = protocol.Operation.MOUNT
         try:
-            reading = served.listener.reading
-            request = await reading.run(connected.receive)
+            request = connected.peek()
             if request is None:
                 return
             operation = request.operation
-            # before the sender is identified, because a pod can make that expensive
+            # before all that costs more
             self._limiter.take(served.pod.uid, now=asyncio.get_running_loop().time())
-            received = await reading.run(lambda: connected.identify(request))
-            if received is None:
-                return
-            answer = await self._do(served, connected, received)
+            if operation in protocol.DESCRIPTORS:
+                async with self._turn(served):
+                    request = await self._received(served, connected)
+                    answer = await self._do(served, connected, request) if request else b""
+            else:
+                answer = await self._do(served, connected, request)
         except Refusal as refusal:
             self._report(served.pod, refusal)
             answer = protocol.reply(operation, errno=refusal.errno, text=refusal.text)
@@ -138,26 +134,43 @@ class Broker:
             if answer:
                 connected.connection.send(answer, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 
-    async def _do(self, served: _Served, connected: peer.Peer, received: peer.Received) -> bytes:
-        """Execute a request; return the reply, or no bytes if the reply has already been sent."""
+    async def _received(self, served: _Served, connected: peer.Peer) -> protocol.Request | None:
+        """Receive a request with its descriptors; return None if the peer has disconnected."""
+        outcome = await connected.receive(self._mounter, served.lane)
+        await self._free(served, outcome)
+        request = connected.request()
+        if request is None:
+            _check(outcome)
+        return request
+
+    async def _free(self, served: _Served, outcome: jobs.Outcome) -> None:
+        """If a job of the pod is stuck, end the pod's FUSE connections that it may wait for."""
+        if outcome.stage == "stuck":
+            served.was_stuck = True
+            reason = "the kernel waited for its daemon in a request of the pod, and could not stop"
+            await self._ledger.abort_unanswered(served.pod.uid, reason)
+
+    async def _do(self, served: _Served, connected: peer.Peer, request: protocol.Request) -> bytes:
+        """Execute a request; return the reply, or no bytes if none is to be sent."""
+        received = await served.reading.run(lambda: connected.identify(request))
+        if received is None:
+            return b""
         asking = decision.check_caller(
             served.pod.uid,
             received.process,
             own_cgroup=received.own.cgroup,
             own_user_namespace=received.own.user_namespace,
         )
-        operation = received.request.operation
+        operation = request.operation
         match operation:
             case protocol.Operation.HELLO:
                 text = f"up to {self._settings.mounts_per_pod} mounts for each pod"
                 return protocol.reply(operation, text=text)
             case protocol.Operation.MOUNT:
-                async with self._turn(served):
-                    await self._mount(served, connected, received, asking)
+                await self._mount(served, connected, received, asking)
                 return b""
             case protocol.Operation.UNMOUNT:
-                async with self._turn(served):
-                    await self._unmount(served, connected, received, asking)
+                await self._unmount(served, connected, received, asking)
                 return protocol.reply(operation)
             case protocol.Operation.CONTINUE | protocol.Operation.SYNC_INIT:
                 raise Refusal(Reason.MALFORMED, errno.EPROTO, "no mount is waiting for this packet")
@@ -174,7 +187,8 @@ class Broker:
             text = "an earlier request from this pod is still in progress; try again"
             raise Refusal(Reason.BUSY, errno.EBUSY, text) from None
         try:
-            if served.was_stuck and self._mounter.stuck:
+            served.was_stuck = served.was_stuck and self._mounter.stuck > 0
+            if served.was_stuck:
                 text = "an earlier mount of this pod hangs in the kernel; delete the pod"
                 raise Refusal(Reason.STUCK, errno.EBUSY, text)
             yield
@@ -200,10 +214,12 @@ class Broker:
                 peer=connected.pidfd,
                 directory=connected.descriptors[0],
                 reply=connected.connection.fileno(),
-                is_slow=served.is_slow,
+                lane=served.lane,
             )
-            _check(served, outcome)
-            await self._ledger.record(served.pod, job, point, outcome)
+            if outcome.minor and (not outcome.errno or await self._ledger.exists(outcome)):
+                await self._ledger.record(served.pod, job, point, outcome)
+            await self._free(served, outcome)
+            _check(outcome)
 
     async def _unmount(
         self, served: _Served, connected: peer.Peer, received: peer.Received, asking: jobs.Caller
@@ -212,9 +228,10 @@ class Broker:
             received.request, asking, root=received.descriptor(), lines=received.lines
         )
         outcome = await self._mounter.unmount(
-            job, peer=connected.pidfd, root=connected.descriptors[0], is_slow=served.is_slow
+            job, peer=connected.pidfd, root=connected.descriptors[0], lane=served.lane
         )
-        _check(served, outcome)
+        await self._free(served, outcome)
+        _check(outcome)
 
     def _report(self, pod: caller.Pod, refusal: Refusal) -> None:
         now = asyncio.get_running_loop().time()
@@ -223,10 +240,7 @@ class Broker:
             self._observe(observations.Refused(pod=pod, reason=refusal.reason, text=text))
 
 
-def _check(served: _Served, outcome: jobs.Outcome) -> None:
-    """Record whether a job was late or stuck. Raises Refusal if the job failed."""
-    served.was_stuck = outcome.stage == "stuck"
-    if outcome.stage in {"deadline", "stuck"}:
-        served.slow_until = asyncio.get_running_loop().time() + _SLOW_S
+def _check(outcome: jobs.Outcome) -> None:
+    """Raise Refusal if a job failed."""
     if outcome.errno:
         raise Refusal(Reason.FAILED, outcome.errno, decision.shown(outcome.text))

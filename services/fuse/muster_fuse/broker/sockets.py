@@ -49,8 +49,6 @@ class Listener:
     """A pod's socket."""
 
     def __init__(self, *, connections: int) -> None:
-        self.reading = blocking.Serial()
-        """Runs the calls that read the pod's requests."""
         self._closing = blocking.Serial()
         self._slots = asyncio.Semaphore(connections)
         self._listening: socket.socket | None = None

@@ -9,6 +9,8 @@ from typing import Final, NamedTuple
 
 MESSAGE_MAX: Final = 16_384
 """The longest message between the broker and the mounter, in bytes."""
+ATTACHING: Final = "attaching"
+"""The stage of an outcome that is not final: the mount exists, and is about to be attached."""
 _TEXT_MAX: Final = 1000
 """The longest text in an outcome, in characters; each takes up to twelve bytes in a message."""
 
@@ -54,6 +56,10 @@ class UnmountJob(NamedTuple):
     lazy: bool
 
 
+class ReceiveJob(NamedTuple):
+    """A request to receive a packet, and to pass on those descriptors that close at once."""
+
+
 class SelfTestJob(NamedTuple):
     """A request to make, use and remove a test mount through the broker's socket at `socket`."""
 
@@ -66,7 +72,8 @@ class Outcome(NamedTuple):
     `text` is one line without a full stop. `stage` is the step that failed, empty if none did.
     After a mount, `minor` is the minor number of its device, and so the name of its directory in
     /sys/fs/fuse/connections; `inode` and `created_ns` distinguish that directory from a later one
-    with the same name.
+    with the same name. If the mount's child was killed, they are those of a mount that may have
+    remained.
     """
 
     errno: int = 0
@@ -77,7 +84,7 @@ class Outcome(NamedTuple):
     created_ns: int = 0
 
 
-Job = MountJob | UnmountJob | SelfTestJob
+Job = MountJob | UnmountJob | ReceiveJob | SelfTestJob
 
 
 def encode(job: Job) -> bytes:
@@ -94,6 +101,8 @@ def decode(message: bytes) -> Job:
             return MountJob(_caller(caller), pairs, names, attributes, sync_init)
         case ["UnmountJob", [caller, bool(lazy)]]:
             return UnmountJob(_caller(caller), lazy)
+        case ["ReceiveJob", []]:
+            return ReceiveJob()
         case ["SelfTestJob", [str(socket)]]:
             return SelfTestJob(socket)
     raise ValueError("not a job")

@@ -27,7 +27,7 @@ import socket
 import stat
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
 from muster_fuse import protocol
@@ -67,6 +67,10 @@ def prepare(*, parent: int, keep: tuple[int, ...]) -> Host:
         # a module that is imported from now on could come from a container
         sys.meta_path.clear()
         sys.path.clear()
+        # a child that hangs must not keep the log of a broker that has ended open
+        nothing = os.open("/dev/null", os.O_RDWR)
+        for stream in range(_STANDARD_STREAMS):
+            os.dup2(nothing, stream)
         low = _STANDARD_STREAMS
         for descriptor in (*sorted(keep), os.sysconf("SC_OPEN_MAX")):
             os.closerange(low, descriptor)
@@ -76,8 +80,19 @@ def prepare(*, parent: int, keep: tuple[int, ...]) -> Host:
         return Host(parent, descriptors, os.open("/dev/fuse", os.O_PATH | os.O_CLOEXEC))
 
 
-def mount(job: jobs.MountJob, host: Host, *, peer: int, point: int, reply: int) -> jobs.Outcome:
-    """Mount on `point` and send /dev/fuse over `reply`. Raises Failed."""
+def mount(
+    job: jobs.MountJob,
+    host: Host,
+    *,
+    peer: int,
+    point: int,
+    reply: int,
+    report: Callable[[jobs.Outcome], None],
+) -> jobs.Outcome:
+    """Mount on `point` and send /dev/fuse over `reply`. Raises Failed.
+
+    Before the mount is attached, it is reported, because this process may be killed afterwards.
+    """
     asking = socket.socket(fileno=reply)
     with step("access", "inspect the mount point"):
         status = os.fstat(point)
@@ -95,13 +110,15 @@ def mount(job: jobs.MountJob, host: Host, *, peer: int, point: int, reply: int) 
         minor = syscalls.status(made).minor
         # once others see the mount, it may be removed and its number reused
         connection = os.stat(str(minor), dir_fd=connections)
+    outcome = jobs.Outcome(minor=minor, inode=connection.st_ino, created_ns=connection.st_ctime_ns)
+    report(outcome._replace(stage=jobs.ATTACHING))
     syscalls.end_with_parent(_NO_SIGNAL)
     try:
         _attach(made, point)
         packet = protocol.reply(protocol.Operation.MOUNT)
         try:
             with step("reply", "reply to the caller"):
-                _send(asking, packet, () if job.sync_init else (device,))
+                _reply(asking, packet, () if job.sync_init else (device,))
         except Failed:
             with step("reply", "remove the mount after the caller has gone"):
                 os.fchdir(host.descriptors)
@@ -109,7 +126,7 @@ def mount(job: jobs.MountJob, host: Host, *, peer: int, point: int, reply: int) 
             raise
     finally:
         syscalls.end_with_parent(signal.SIGKILL)
-    return jobs.Outcome(minor=minor, inode=connection.st_ino, created_ns=connection.st_ctime_ns)
+    return outcome
 
 
 def unmount(job: jobs.UnmountJob, host: Host, *, peer: int, root: int) -> jobs.Outcome:
@@ -211,7 +228,7 @@ def _is_readable(descriptor: int, wait_s: float) -> bool:
 def _wait_until_ready(asking: socket.socket, device: int) -> None:
     """Send /dev/fuse to the caller and wait until the caller requests the mount."""
     with step("reply", "wait for the caller to be ready"):
-        _send(asking, protocol.reply(protocol.Operation.SYNC_INIT), (device,))
+        _reply(asking, protocol.reply(protocol.Operation.SYNC_INIT), (device,))
         if not _is_readable(asking.fileno(), CONTINUE_S):
             raise TimeoutError(errno.ETIMEDOUT, f"nothing arrived within {CONTINUE_S:g} s")
         packet = asking.recv(protocol.PACKET_MAX, socket.MSG_DONTWAIT)
@@ -261,7 +278,7 @@ def _attach(made: int, point: int) -> None:
         raise Failed(jobs.Outcome(error.errno or errno.EIO, text, "attach")) from None
 
 
-def _send(asking: socket.socket, packet: bytes, descriptors: tuple[int, ...]) -> None:
+def _reply(asking: socket.socket, packet: bytes, descriptors: tuple[int, ...]) -> None:
     flags = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
     socket.send_fds(asking, [packet], descriptors, flags)
 

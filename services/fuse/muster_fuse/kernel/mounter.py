@@ -7,33 +7,41 @@ process. It receives jobs on a SOCK_SEQPACKET socket:
 |-------------------|----------------------------------------------------------------------------|
 | a job, received   | number of the job, 4 bytes; jobs.encode(job); its descriptors, in the order |
 |                   | of DESCRIPTORS                                                             |
-| an answer, sent   | number of the job, 4 bytes; jobs.encode_outcome(outcome)                   |
+| an answer, sent   | number of the job, 4 bytes; jobs.encode_outcome(outcome); a mount has an   |
+|                   | earlier answer, with the stage jobs.ATTACHING                              |
 | stuck count, sent | 0, 4 bytes; the number of stuck children, 4 bytes                          |
 
 A child sends its own answer. If it was killed, at its deadline or otherwise, the mounter answers
 instead. A child that does not end after it was killed hangs in the kernel: it is stuck, and is
 counted until it ends.
 
-When the socket closes, no new job is started, and the mounter ends once its children have ended.
+When the socket closes, no new job is started, and the mounter ends once each of its children has
+ended or is stuck.
 """
 
 import contextlib
 import errno
+import functools
 import os
 import select
 import signal
 import socket
 import struct
 import time
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from muster_fuse.kernel import jobs, mount_steps, self_test, syscalls
+from muster_fuse.kernel import jobs, mount_steps, receiving, self_test, syscalls
 
 CHILDREN_MAX: Final = 64
-"""The maximum number of children, including stuck children."""
+"""The maximum number of children that are not stuck."""
+STUCK_MAX: Final = 256
+"""The maximum number of stuck children, more than a node has pods; a pod has one at most."""
 DEADLINE_S: Final = 5.0
 SYNC_INIT_DEADLINE_S: Final = 2 * mount_steps.CONTINUE_S
 """The deadline of a mount with `sync_init`, which waits for the caller and for the daemon."""
+RECEIVE_DEADLINE_S: Final = 2.0
+"""The deadline for receiving a packet, which waits only for files that a pod must not send."""
 STUCK_S: Final = 1.0
 """How long a killed child may take to end before it counts as stuck."""
 NUMBER: Final = struct.Struct("<I")
@@ -41,6 +49,7 @@ STUCK: Final = struct.Struct("<II")
 DESCRIPTORS: Final = {
     jobs.MountJob: ("peer", "directory", "reply"),
     jobs.UnmountJob: ("peer", "root"),
+    jobs.ReceiveJob: ("connection", "passing"),
     jobs.SelfTestJob: (),
 }
 
@@ -69,8 +78,8 @@ class _Mounter:
         self._is_open = True
 
     def run(self) -> None:
-        """Accept jobs until the socket closes and all children have ended."""
-        while self._is_open or self._children:
+        """Accept jobs until the socket closes and all children have ended or are stuck."""
+        while self._is_open or not all(child.is_stuck for child in self._children.values()):
             poll = select.poll()
             if self._is_open:
                 poll.register(self._control, select.POLLIN)
@@ -129,7 +138,8 @@ class _Mounter:
             assert len(descriptors) == len(DESCRIPTORS[type(job)]), (
                 "a job comes with its descriptors"
             )
-            if len(self._children) >= CHILDREN_MAX:
+            stuck = self._stuck()
+            if len(self._children) - stuck >= CHILDREN_MAX or stuck >= STUCK_MAX:
                 text = f"{CHILDREN_MAX} mounts are already in progress"
                 self._answer(number, jobs.Outcome(errno.EAGAIN, text, "limit"))
             else:
@@ -160,27 +170,37 @@ class _Mounter:
             try:
                 os.close(begun)
                 keep = (self._control.fileno(), begin, *descriptors)
-                outcome = _outcome(job, descriptors, parent=parent, keep=keep, begin=begin)
-                self._answer(number, outcome)
+                answer = functools.partial(self._answer, number)
+                answer(_outcome(job, descriptors, answer, parent=parent, keep=keep, begin=begin))
                 code = 0
             finally:
                 os._exit(code)
-        is_long = isinstance(job, jobs.MountJob) and job.sync_init
-        wait_s = self._sync_init_deadline_s if is_long else self._deadline_s
         pidfd = os.pidfd_open(pid)
-        self._children[pidfd] = _Child(number, pid, pidfd, time.monotonic() + wait_s)
+        deadline = time.monotonic() + self._limit_s(job)
+        self._children[pidfd] = _Child(number, pid, pidfd, deadline)
         for descriptor in descriptors:
             os.close(descriptor)
         descriptors.clear()
         os.close(begin)
         os.close(begun)
 
+    def _limit_s(self, job: jobs.Job) -> float:
+        match job:
+            case jobs.ReceiveJob():
+                return RECEIVE_DEADLINE_S
+            case jobs.MountJob(sync_init=True):
+                return self._sync_init_deadline_s
+            case _:
+                return self._deadline_s
+
     def _answer(self, number: int, outcome: jobs.Outcome) -> None:
         self._send(NUMBER.pack(number) + jobs.encode_outcome(outcome))
 
     def _report_stuck(self) -> None:
-        count = sum(child.is_stuck for child in self._children.values())
-        self._send(STUCK.pack(0, count))
+        self._send(STUCK.pack(0, self._stuck()))
+
+    def _stuck(self) -> int:
+        return sum(child.is_stuck for child in self._children.values())
 
     def _send(self, message: bytes) -> None:
         # if the broker has ended, nobody needs the message
@@ -192,7 +212,13 @@ _LATE: Final = jobs.Outcome(errno.ETIMEDOUT, "the job did not end in time", "dea
 
 
 def _outcome(
-    job: jobs.Job, descriptors: list[int], *, parent: int, keep: tuple[int, ...], begin: int
+    job: jobs.Job,
+    descriptors: list[int],
+    report: Callable[[jobs.Outcome], None],
+    *,
+    parent: int,
+    keep: tuple[int, ...],
+    begin: int,
 ) -> jobs.Outcome:
     """Execute a job in a child, and return its outcome."""
     try:
@@ -201,10 +227,15 @@ def _outcome(
         match job:
             case jobs.MountJob():
                 peer, point, reply = descriptors
-                return mount_steps.mount(job, host, peer=peer, point=point, reply=reply)
+                return mount_steps.mount(
+                    job, host, peer=peer, point=point, reply=reply, report=report
+                )
             case jobs.UnmountJob():
                 peer, root = descriptors
                 return mount_steps.unmount(job, host, peer=peer, root=root)
+            case jobs.ReceiveJob():
+                connection, passing = descriptors
+                return receiving.receive(connection, passing)
             case jobs.SelfTestJob():
                 return self_test.run(job)
     except mount_steps.Failed as failed:

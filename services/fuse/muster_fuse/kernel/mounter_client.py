@@ -6,6 +6,7 @@ time is itself killed and replaced.
 
 import asyncio
 import contextlib
+import enum
 import errno
 import itertools
 import os
@@ -20,7 +21,15 @@ import structlog
 from muster_fuse.kernel import jobs, mounter
 
 JOBS_MAX: Final = 16
-"""How many quick jobs, and how many slow jobs, may run at once; others wait."""
+"""How many jobs of each kind of lane may run at once; others wait."""
+_UNANSWERED: Final = {"deadline", "stuck", "child", "mounter"}
+"""The stages of outcomes of jobs that may have gone further than anybody knows."""
+_QUICK_S: Final = 0.5
+"""How long a job of a quick lane may take; a mount takes some hundredths of a second."""
+_QUICK_SYNC_INIT_S: Final = 2.0
+"""The same for a mount with `sync_init`, which waits for the daemon."""
+_SLOW_S: Final = 600.0
+"""How long a lane counts as slow after a job that was not quick."""
 _SLOT_S: Final = 5.0
 _MARGIN_S: Final = 3.0
 """How long the mounter may take to answer after a child's deadline."""
@@ -37,6 +46,33 @@ COMMAND: Final = (sys.executable, "-I", "-S", "-c", _START, str(_PACKAGES))
 """The mounter's command, without site-packages; the socket's descriptor must be appended."""
 
 _log = structlog.get_logger()
+
+
+class Lane:
+    """The jobs of one pod. After a slow job they wait only for jobs of other slow lanes.
+
+    So pods that make their jobs slow, or let them wait for what never comes, delay no others.
+    """
+
+    def __init__(self) -> None:
+        self._slow_until = 0.0
+
+    def is_slow(self, now: float) -> bool:
+        """Return whether a job of this pod was slow of late; `now` is on the loop's clock."""
+        return now < self._slow_until
+
+    def record(self, *, took_s: float, is_sync: bool, now: float) -> None:
+        """Record how long a job took, without its wait for a slot."""
+        if took_s > (_QUICK_SYNC_INIT_S if is_sync else _QUICK_S):
+            self._slow_until = now + _SLOW_S
+
+
+class _Slots(enum.Enum):
+    """The kinds of jobs that wait for each other."""
+
+    QUICK = enum.auto()
+    SYNC_INIT = enum.auto()
+    SLOW = enum.auto()
 
 
 class Mounter:
@@ -56,7 +92,8 @@ class Mounter:
         self._deadline_s = deadline_s
         self._numbers = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[jobs.Outcome]] = {}
-        self._slots = {is_slow: asyncio.Semaphore(JOBS_MAX) for is_slow in (False, True)}
+        self._attaching: dict[int, jobs.Outcome] = {}
+        self._slots = {kind: asyncio.Semaphore(JOBS_MAX) for kind in _Slots}
         self._control: socket.socket | None = None
         self._is_up = asyncio.Event()
         self._process: asyncio.subprocess.Process | None = None
@@ -86,25 +123,37 @@ class Mounter:
         return self._process.pid if self._process and self._is_up.is_set() else None
 
     async def mount(
-        self, job: jobs.MountJob, *, peer: int, directory: int, reply: int, is_slow: bool = False
+        self,
+        job: jobs.MountJob,
+        *,
+        peer: int,
+        directory: int,
+        reply: int,
+        lane: Lane | None = None,
     ) -> jobs.Outcome:
-        """Mount on `directory` in the namespace of `peer`, and send /dev/fuse over `reply`.
-
-        Jobs that wait for their callers, or that are expected to be late, count as slow: quick jobs
-        do not wait for them.
-        """
+        """Mount on `directory` in the namespace of `peer`, and send /dev/fuse over `reply`."""
         wait_s = mounter.SYNC_INIT_DEADLINE_S if job.sync_init else self._deadline_s
-        descriptors, is_slow = (peer, directory, reply), is_slow or job.sync_init
-        return await self._do(job, descriptors, wait_s=wait_s, is_slow=is_slow)
+        return await self._do(job, (peer, directory, reply), wait_s=wait_s, lane=lane)
+
+    async def receive(
+        self, *, connection: int, passing: int, lane: Lane | None = None
+    ) -> jobs.Outcome:
+        """Receive a packet from `connection`, and send over `passing` what closes at once.
+
+        If the pod delays the closing of another descriptor, the job is late.
+        """
+        descriptors = (connection, passing)
+        wait_s = mounter.RECEIVE_DEADLINE_S
+        return await self._do(jobs.ReceiveJob(), descriptors, wait_s=wait_s, lane=lane)
 
     async def unmount(
-        self, job: jobs.UnmountJob, *, peer: int, root: int, is_slow: bool = False
+        self, job: jobs.UnmountJob, *, peer: int, root: int, lane: Lane | None = None
     ) -> jobs.Outcome:
         """Remove the mount whose root is `root`; the descriptor then refers to `/dev/null`.
 
         A mount is busy as long as any process has its root open.
         """
-        return await self._do(job, (peer, root), wait_s=self._deadline_s, is_slow=is_slow)
+        return await self._do(job, (peer, root), wait_s=self._deadline_s, lane=lane)
 
     async def self_test(self, job: jobs.SelfTestJob) -> jobs.Outcome:
         """Mount, use and unmount through the broker's own socket."""
@@ -116,19 +165,24 @@ class Mounter:
         descriptors: tuple[int, ...],
         *,
         wait_s: float,
-        is_slow: bool = False,
+        lane: Lane | None = None,
     ) -> jobs.Outcome:
-        slots = self._slots[is_slow]
+        lane = lane or Lane()
+        is_sync = isinstance(job, jobs.MountJob) and job.sync_init
+        kind = _Slots.SYNC_INIT if is_sync else _Slots.QUICK
+        slots = self._slots[_Slots.SLOW if lane.is_slow(_now()) else kind]
         try:
             async with asyncio.timeout(_SLOT_S):
                 await slots.acquire()
         except TimeoutError:
             text = f"{JOBS_MAX} mounts are already in progress on this node; try again"
             return jobs.Outcome(errno.EAGAIN, text, "limit")
+        began = _now()
         try:
             return await self._answered(job, descriptors, wait_s=wait_s)
         finally:
             slots.release()
+            lane.record(took_s=_now() - began, is_sync=is_sync, now=_now())
 
     async def _answered(
         self, job: jobs.Job, descriptors: tuple[int, ...], *, wait_s: float
@@ -143,18 +197,22 @@ class Mounter:
                 answer = await self._given(number, message, descriptors)
                 if isinstance(job, jobs.UnmountJob):
                     _let_go(descriptors[-1])
-                return await answer
+                outcome = await answer
         except TimeoutError:
             if self._process is not None and self._is_up.is_set():
                 self._is_up.clear()
                 with contextlib.suppress(ProcessLookupError):
                     self._process.kill()
-            return jobs.Outcome(errno.ETIMEDOUT, "the mounter did not answer", "mounter")
+            outcome = jobs.Outcome(errno.ETIMEDOUT, "the mounter did not answer", "mounter")
         except OSError as error:
             text = f"the mounter does not accept jobs: {error.strerror}"
             return jobs.Outcome(error.errno or errno.EIO, text, "mounter")
         finally:
             self._waiting.pop(number, None)
+            made = self._attaching.pop(number, jobs.Outcome())
+        if outcome.stage in _UNANSWERED:
+            return outcome._replace(minor=made.minor, inode=made.inode, created_ns=made.created_ns)
+        return outcome
 
     async def _given(
         self, number: int, message: bytes, descriptors: tuple[int, ...]
@@ -219,13 +277,21 @@ class Mounter:
                 if number == 0:
                     _, self.stuck = mounter.STUCK.unpack(message)
                 elif (answer := self._waiting.get(number)) and not answer.done():
-                    answer.set_result(jobs.decode_outcome(message[mounter.NUMBER.size :]))
+                    outcome = jobs.decode_outcome(message[mounter.NUMBER.size :])
+                    if outcome.stage == jobs.ATTACHING:
+                        self._attaching[number] = outcome
+                    else:
+                        answer.set_result(outcome)
 
     def _give_up(self) -> None:
         self.stuck = 0
         for answer in self._waiting.values():
             if not answer.done():
                 answer.set_result(jobs.Outcome(errno.EIO, "the mounter has ended", "mounter"))
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
 
 
 def _let_go(descriptor: int) -> None:

@@ -1,0 +1,58 @@
+"""Adapter: a pod's connection: receives a packet in a child of the mounter.
+
+A pod chooses the descriptors that it sends, and its file system can delay the closing of a
+descriptor without limit: the process that closes it then cannot be killed. So they are received in
+a process that nothing else needs. It passes on only descriptors opened with O_PATH, which close at
+once, and closes the others before it answers.
+"""
+
+import contextlib
+import fcntl
+import os
+import socket
+import struct
+from typing import Final
+
+from muster_fuse import protocol
+from muster_fuse.kernel import jobs
+
+HEADER: Final = struct.Struct("<I?")
+"""What precedes a packet that is passed on.
+
+It has the number of descriptors, and whether the packet or the descriptors were truncated.
+"""
+DESCRIPTORS_MAX: Final = 4
+"""The maximum number of descriptors received, which is more than a request may carry.
+
+The kernel drops and reports further descriptors.
+"""
+
+
+def receive(connection: int, passing: int) -> jobs.Outcome:
+    """Receive a packet from a pod's `connection` and pass it on over the socket `passing`.
+
+    Nothing is passed on if the pod has disconnected.
+    """
+    descriptors = list[int]()
+    with (
+        # the peer has disconnected, or cannot be served
+        contextlib.suppress(OSError),
+        socket.socket(fileno=passing) as onward,
+        socket.socket(fileno=connection) as pod,
+    ):
+        packet, descriptors, flags, _ = socket.recv_fds(
+            pod, protocol.PACKET_MAX + 1, DESCRIPTORS_MAX, socket.MSG_DONTWAIT
+        )
+        is_cut = bool(flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC))
+        passed = [descriptor for descriptor in descriptors if _closes_at_once(descriptor)]
+        message = HEADER.pack(len(descriptors), is_cut) + packet[: protocol.PACKET_MAX]
+        socket.send_fds(onward, [message], passed)
+    for descriptor in descriptors:
+        # the descriptor's file system may return any error
+        with contextlib.suppress(OSError):
+            os.close(descriptor)
+    return jobs.Outcome()
+
+
+def _closes_at_once(descriptor: int) -> bool:
+    return bool(fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_PATH)

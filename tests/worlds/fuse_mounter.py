@@ -1,0 +1,35 @@
+"""Mounters that do something else than the usual one, as commands for `mounter_client.Mounter`."""
+
+import sys
+
+from muster_fuse.kernel import mounter_client
+
+_PACKAGES = mounter_client.COMMAND[-1]
+_KILLING = """
+import os, signal, sys
+sys.path.append(sys.argv[1])
+from muster_fuse.kernel import mounter
+first, victim, step, moment = os.getpid(), *sys.argv[2].split(":")
+
+def kill(frame, event, _):
+    if event == moment and frame.f_code.co_name == step and os.getpid() != first:
+        sys.setprofile(None)
+        os.kill(os.getppid() if victim == "mounter" else os.getpid(), signal.SIGKILL)
+
+sys.setprofile(kill)
+mounter.main(int(sys.argv[3]))
+"""
+
+
+def command(script: str, *arguments: str) -> tuple[str, ...]:
+    """Return the command of a mounter that runs a script."""
+    return (sys.executable, "-I", "-S", "-c", script, _PACKAGES, *arguments)
+
+
+def killing(victim: str, step: str, moment: str) -> tuple[str, ...]:
+    """Return the command of a mounter that is killed, or whose child is.
+
+    `victim` is `mounter` or `child`; `step` is a function that the child calls; `moment` is `call`
+    or `return`.
+    """
+    return command(_KILLING, f"{victim}:{step}:{moment}")
