@@ -148,6 +148,26 @@ def test_a_volume_that_was_made_in_part_is_made_anew(helper: Path, pod: Path) ->
     assert mount_namespace.inside(body) == ["dev-fuse", "fusermount3"]
 
 
+def test_no_link_that_a_pod_leaves_in_its_volume_is_followed(helper: Path, pod: Path) -> None:
+    """Root in a pod may write to its volume while a new socket is made, and keep it writable."""
+
+    def body() -> list[str]:
+        tmpfs.make(pod, helper)
+        tmpfs.set_read_only(pod, read_only=False)
+        for name in (tmpfs.STUB, tmpfs.SOCKET):
+            (pod / name).unlink(missing_ok=True)
+        os.mkfifo(pod.parent / "fifo")
+        (pod / tmpfs.STUB).symlink_to(pod.parent / "fifo")
+        with socket.socket(socket.AF_UNIX) as other:
+            other.bind(str(pod.parent / "s"))
+            (pod / tmpfs.SOCKET).symlink_to(pod.parent / "s")
+            assert not tmpfs.has(pod / tmpfs.SOCKET, stat.S_ISSOCK)
+        tmpfs.make(pod, helper)
+        return sorted(stat.filemode(path.lstat().st_mode) for path in pod.iterdir())
+
+    assert mount_namespace.inside(body) == ["-rwxr-xr-x", "prw-rw-rw-"]
+
+
 def test_a_volume_that_cannot_be_filled_leaves_no_mount(tmp_path: Path, pod: Path) -> None:
     def body() -> tuple[int | None, list[bytes], bool]:
         failed = _error(lambda: tmpfs.make(pod, tmp_path / "absent"))

@@ -245,6 +245,8 @@ class BusReporter:
 
     def _not_ready(self) -> str | None:
         parts = self._present
+        if parts.served.is_hanging:
+            return "a volume's file system could not be mounted or unmounted in time"
         return parts.offered.problem or parts.check.problem(time.monotonic())
 
     def _stuck(self) -> str | None:

@@ -2,11 +2,10 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final
 
-import msgspec
 import structlog
 
 from muster import blocking, vocabulary
@@ -44,21 +43,27 @@ class Ledger:
         self._saving = asyncio.Lock()
         self._pods: dict[str, caller.Pod] = {}
 
-    async def recall(self, pod: caller.Pod) -> None:
-        """Watch a pod's mounts that an earlier broker made, unless the pod is already watched."""
-        if pod.uid in self._pods:
-            return
-        self._pods[pod.uid] = pod
-        if not pod.uid:
+    async def recall(self, pods: Iterable[caller.Pod]) -> None:
+        """Watch the mounts that an earlier broker made in those pods that are not yet watched.
+
+        All processes of the node are read, once for all these pods.
+        """
+        new = {pod.uid: pod for pod in pods if pod.uid not in self._pods}
+        self._pods.update(new)
+        uids = [uid for uid in new if uid]
+        if not uids:
             return
         try:
             await self._run(self._connections.open)
-            recorded = await self._run(lambda: self._records.load(pod.uid))
-        except (OSError, msgspec.MsgspecError) as error:
-            log.warning("mounts_not_restored", pod_uid=pod.uid, error=str(error))
+            recorded = await self._run(lambda: list(self._records.load(uids)))
+        except (OSError, TimeoutError) as error:
+            log.warning("mounts_not_restored", pods=len(uids), error=str(error))
             return
-        for mount in recorded:
-            self.mounts.add(mount)
+        for loaded in recorded:
+            if loaded.problem:
+                log.warning("mounts_not_restored", pod_uid=loaded.pod_uid, error=loaded.problem)
+            for mount in loaded.present:
+                self.mounts.add(mount)
 
     async def exists(self, made: jobs.Outcome) -> bool:
         """Return whether a mount that was about to be attached has remained."""

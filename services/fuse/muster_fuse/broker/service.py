@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import errno
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from pathlib import Path
 from typing import Final, assert_never
 
@@ -56,6 +56,10 @@ class Broker:
         )
         self._served: dict[str, _Served] = {}
 
+    async def recall(self, pods: Iterable[caller.Pod]) -> None:
+        """Watch the mounts that an earlier broker made in these pods."""
+        await self._ledger.recall(pods)
+
     async def open(self, pod: caller.Pod, socket_path: Path) -> None:
         """Listen on a socket for a pod, unless the socket is already served. Raises OSError."""
         served = self._served.get(pod.uid)
@@ -63,7 +67,7 @@ class Broker:
             if await served.listener.is_at(socket_path):
                 return
             await self.close(pod.uid)
-        await self._ledger.recall(pod)
+        await self._ledger.recall([pod])
         listener = sockets.Listener(connections=self._settings.connections_per_pod)
         served = _Served(pod, listener)
         await listener.start(socket_path, lambda connected: self._serve(served, connected))

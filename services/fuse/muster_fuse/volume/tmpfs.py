@@ -17,6 +17,8 @@ import contextlib
 import errno
 import os
 import re
+import stat
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -36,9 +38,9 @@ _ESCAPED: Final = re.compile(rb"\\([0-7]{3})")
 def make(directory: Path, helper: Path) -> None:
     """Mount a pod's file system at a directory, unless it is already mounted. Raises OSError."""
     if mounted_at(directory):
-        if (directory / STUB).exists():
+        if has(directory / STUB, stat.S_ISFIFO):
             return
-        # the broker was killed before the file system was complete
+        # the broker was killed before the file system was complete, or the pod has changed it
         remove(directory)
     directory.mkdir(parents=True, exist_ok=True)
     _mount("muster-fuse", directory, "tmpfs", _ALWAYS, _OPTIONS)
@@ -51,6 +53,17 @@ def make(directory: Path, helper: Path) -> None:
     except BaseException:
         remove(directory)
         raise
+
+
+def has(path: Path, is_kind: Callable[[int], bool]) -> bool:
+    """Return whether there is a file of a kind at a path in a pod's file system.
+
+    A symbolic link that root in the pod may have made is not followed. Raises OSError.
+    """
+    try:
+        return is_kind(path.lstat().st_mode)
+    except FileNotFoundError:
+        return False
 
 
 def set_read_only(directory: Path, *, read_only: bool) -> None:

@@ -7,6 +7,7 @@ that a broker that was killed in between can clean up. Every step may be repeate
 import asyncio
 import errno
 import functools
+import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final, TypeVar
@@ -46,6 +47,8 @@ class Volumes:
         self._served: set[str] = set()
         self._serial = blocking.Serial()
         self._lock = asyncio.Lock()
+        self.is_hanging = False
+        """Whether the latest step of a volume did not end in time."""
 
     @property
     def pods(self) -> int:
@@ -62,6 +65,7 @@ class Volumes:
         self._records, strange = await self._run(self._stored.load)
         for problem in strange:
             logs.logger().warning("volume_record_unreadable", problem=problem)
+        await self._broker.recall(record.pod for record in self._records.values())
         for record in [*self._records.values()]:
             directory = self._pods / record.pod.uid
             try:
@@ -120,7 +124,7 @@ class Volumes:
         """Listen on a pod's socket, unless it is already served."""
         uid, directory = record.pod.uid, self._pods / record.pod.uid
         path = directory / tmpfs.SOCKET
-        if uid in self._served and await self._run(path.is_socket):
+        if uid in self._served and await self._run(lambda: tmpfs.has(path, stat.S_ISSOCK)):
             return
         self._served.discard(uid)
         await self._run(lambda: tmpfs.set_read_only(directory, read_only=False))
@@ -163,4 +167,11 @@ class Volumes:
             logs.logger().info("pod_volume_recovered", pod_uid=uid)
 
     async def _run(self, call: Callable[[], Result]) -> Result:
-        return await self._serial.run(call, timeout_s=_STEP_S)
+        is_hanging = False
+        try:
+            return await self._serial.run(call, timeout_s=_STEP_S)
+        except TimeoutError:
+            is_hanging = True
+            raise
+        finally:
+            self.is_hanging = is_hanging

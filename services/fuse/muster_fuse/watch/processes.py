@@ -13,6 +13,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -103,34 +104,38 @@ def killed(pods: Collection[str]) -> set[str]:
     return stuck
 
 
-class Seen(NamedTuple):
+@dataclass(slots=True)
+class Seen:
     """The FUSE file systems that the processes of a pod see mounted, by connection."""
 
-    mounted: dict[int, caller.MountLine]
-    served: set[int]
+    mounted: dict[int, caller.MountLine] = field(default_factory=dict)
+    served: set[int] = field(default_factory=set)
     """The connections that a process of the pod serves, if the kernel shows them."""
+    tables: dict[int, int] = field(default_factory=dict)
+    """How many bytes of its mount tables were read, by mount namespace."""
 
 
-def seen_by(pod_uid: str) -> Seen:
-    """Return the file systems that the processes of a pod see and serve."""
-    seen = Seen({}, set())
+def seen_by(pods: Collection[str]) -> dict[str, Seen]:
+    """Return the file systems that the processes of each of these pods see and serve."""
+    all_seen = {uid: Seen() for uid in pods}
     entries = _Entries()
-    tables: dict[int, int] = {}
     for process in _processes():
         with contextlib.suppress(OSError, ValueError):
-            if _pod_uid(process) != pod_uid:
+            uid = _pod_uid(process)
+            if uid is None or uid not in all_seen:
                 continue
+            seen = all_seen[uid]
             namespace = (process / "ns" / "mnt").stat().st_ino
-            left = _MOUNTINFO_BYTES_MAX - sum(tables.values())
-            if namespace not in tables and left > 0:
-                tables[namespace] = 0
+            left = _MOUNTINFO_BYTES_MAX - sum(seen.tables.values())
+            if namespace not in seen.tables and left > 0:
+                seen.tables[namespace] = 0
                 for line in _mountinfo(process, left):
-                    tables[namespace] += len(line)
+                    seen.tables[namespace] += len(line)
                     seen.mounted.update(_fuse_mount(line))
-            for _, connection in entries.devices(process, pod_uid):
+            for _, connection in entries.devices(process, uid):
                 if connection is not None:
                     seen.served.add(connection)
-    return seen
+    return all_seen
 
 
 class _Entries:
