@@ -470,6 +470,16 @@ def test_a_mount_that_remains_though_its_child_was_killed_is_counted() -> None:
             )
 
 
+def test_a_child_that_is_killed_before_it_has_received_anything_holds_up_nobody() -> None:
+    killing = fuse_mounter.killing("child", "receive", "call")
+    with fuse_broker.running(command=killing) as running, running.pod() as pod:
+        with fuse_broker.daemon(pod) as daemon:
+            text = "the process that did the job ended with status -9"
+            assert fuse_broker.refused(daemon) == (errno.EIO, text)
+        hello = "print(asked(_packet(3)))"
+        assert answers(pod, hello) == answers(pod, hello) != []
+
+
 CONNECTED = """
 import fcntl
 served = mount(broker(), "/mnt/home")

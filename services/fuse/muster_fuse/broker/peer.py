@@ -98,12 +98,8 @@ class Peer:
                 connection=self.connection.fileno(), passing=theirs.fileno(), lane=lane
             )
             with contextlib.suppress(BlockingIOError):
-                self._message, self.descriptors, _, _ = socket.recv_fds(
-                    ours,
-                    receiving.HEADER.size + protocol.PACKET_MAX,
-                    receiving.DESCRIPTORS_MAX,
-                    socket.MSG_CMSG_CLOEXEC | socket.MSG_DONTWAIT,
-                )
+                size = receiving.HEADER.size + protocol.PACKET_MAX
+                self._message, self.descriptors, _ = receiving.receive_now(ours, size)
         return outcome
 
     def request(self) -> protocol.Request | None:

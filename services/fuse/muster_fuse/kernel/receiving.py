@@ -21,6 +21,7 @@ HEADER: Final = struct.Struct("<I?")
 
 It has the number of descriptors, and whether the packet or the descriptors were truncated.
 """
+_INT: Final = struct.Struct("i")
 DESCRIPTORS_MAX: Final = 4
 """The maximum number of descriptors received, which is more than a request may carry.
 
@@ -40,9 +41,7 @@ def receive(connection: int, passing: int) -> jobs.Outcome:
         socket.socket(fileno=passing) as onward,
         socket.socket(fileno=connection) as pod,
     ):
-        packet, descriptors, flags, _ = socket.recv_fds(
-            pod, protocol.PACKET_MAX + 1, DESCRIPTORS_MAX, socket.MSG_DONTWAIT
-        )
+        packet, descriptors, flags = receive_now(pod, protocol.PACKET_MAX + 1)
         is_cut = bool(flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC))
         passed = [descriptor for descriptor in descriptors if _closes_at_once(descriptor)]
         message = HEADER.pack(len(descriptors), is_cut) + packet[: protocol.PACKET_MAX]
@@ -52,6 +51,23 @@ def receive(connection: int, passing: int) -> jobs.Outcome:
         with contextlib.suppress(OSError):
             os.close(descriptor)
     return jobs.Outcome()
+
+
+def receive_now(connection: socket.socket, size: int) -> tuple[bytes, list[int], int]:
+    """Return a packet with its descriptors and flags. Raises BlockingIOError if there is none.
+
+    The standard library's `recv_fds` ignores its argument `flags` (Python 3.11).
+    """
+    room = socket.CMSG_SPACE(DESCRIPTORS_MAX * _INT.size)
+    flags = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
+    packet, ancillary, received, _ = connection.recvmsg(size, room, flags)
+    descriptors = [
+        descriptor
+        for level, kind, data in ancillary
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS)
+        for (descriptor,) in _INT.iter_unpack(data[: len(data) // _INT.size * _INT.size])
+    ]
+    return packet, descriptors, received
 
 
 def _closes_at_once(descriptor: int) -> bool:
