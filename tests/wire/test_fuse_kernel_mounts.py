@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import os
+import struct
 import subprocess
 import threading
 from collections.abc import Awaitable, Callable
@@ -230,6 +231,28 @@ def test_on_a_read_only_file_system_permissions_count_as_if_it_were_not(what: st
                     assert (directory, outcome.errno) == (directory, expected)
             with fuse_requests.mounting(pod, "/srv", uid=0) as daemon:
                 assert (await daemon.mount(mounter)).errno == 0
+
+    with_mounter(story)
+
+
+@pytest.mark.parametrize("option", ["rw", "ro"])
+def test_an_access_list_that_denies_the_caller_counts_on_a_read_only_file_system_too(
+    option: str,
+) -> None:
+    everybody = -1
+    # tags of linux/posix_acl.h: the owner, a user, the group, the mask, others
+    entries = ((1, 7, everybody), (2, 0, 1000), *((tag, 7, everybody) for tag in (4, 16, 32)))
+    denying = struct.pack("<I", 2) + b"".join(struct.pack("<HHi", *entry) for entry in entries)
+
+    async def story(mounter: mounter_client.Mounter) -> None:
+        with fuse_pods.container() as pod:
+            as_host(pod, "cd /mnt; mkdir acl; mount -t tmpfs x acl; mkdir -m 777 acl/denied")
+            os.setxattr(f"{pod.root}/mnt/acl/denied", "system.posix_acl_access", denying)
+            as_host(pod, f"mount -o remount,{option} /mnt/acl")
+            with fuse_requests.mounting(pod, "/mnt/acl/denied") as daemon:
+                outcome = await daemon.mount(mounter)
+                assert outcome.errno == (errno.EACCES if option == "rw" else errno.EROFS)
+            assert mounts(pod) == []
 
     with_mounter(story)
 

@@ -159,12 +159,13 @@ def _check_access(caller: jobs.Caller, host: Host, point: int, status: os.stat_r
     if status.st_mode & stat.S_ISVTX and status.st_uid != caller.uid:
         text = "the mount point is a sticky directory of another user"
         raise Failed(jobs.Outcome(errno.EPERM, text, "access"))
+    has_list = _has_access_list(point)
     with step("access", "write to the mount point as the caller"), _as_caller(caller, host):
         try:
             syscalls.check_access(point, os.W_OK)
         except OSError as error:
             # a read-only file system refuses all writes, perhaps without checking permissions
-            if error.errno != errno.EROFS or not _may_write(caller, status):
+            if error.errno != errno.EROFS or has_list or not _may_write(caller, status):
                 raise
 
 
@@ -187,8 +188,17 @@ def _as_caller(caller: jobs.Caller, host: Host) -> Iterator[None]:
     _protect(host.parent)
 
 
+def _has_access_list(point: int) -> bool:
+    """Return whether an access control list may refuse what the mode allows."""
+    try:
+        os.getxattr(f"/proc/self/fd/{point}", "system.posix_acl_access")
+    except OSError as error:
+        return error.errno not in {errno.ENODATA, errno.EOPNOTSUPP}
+    return True
+
+
 def _may_write(caller: jobs.Caller, status: os.stat_result) -> bool:
-    """Return whether the mode allows the caller to write, regardless of access control lists."""
+    """Return whether the mode allows the caller to write, without an access control list."""
     if status.st_uid == caller.uid:
         return bool(status.st_mode & stat.S_IWUSR)
     in_group = status.st_gid in {caller.gid, *caller.groups}
