@@ -81,6 +81,11 @@ class KeyedBuckets(Generic[Key]):
         self._buckets: dict[Key, TokenBucket] = {}
         """Least recently used first."""
 
+    def has_token(self, key: Key, now: float) -> bool:
+        """Return whether a token of this key is available; the key does not count as used."""
+        bucket = self._buckets.get(key)
+        return bucket is None or bucket.has_token(now)
+
     def try_take(self, key: Key, now: float) -> bool:
         """Take a token of this key if one is available; return whether it was."""
         bucket = self._buckets.pop(key, None)

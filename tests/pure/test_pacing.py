@@ -69,6 +69,32 @@ def test_forgetting_keys_that_are_full_again_changes_no_answer(
     assert len(keyed) <= 1
 
 
+@given(st.lists(st.tuples(st.integers(0, 8), st.integers(0, 5), st.booleans()), max_size=80))
+def test_to_ask_for_a_token_of_a_key_tells_what_a_take_would_and_takes_nothing(
+    calls: list[tuple[int, int, bool]],
+) -> None:
+    asked = pacing.KeyedBuckets[int](per_s=0.5, burst=2, keys_max=4)
+    unasked = pacing.KeyedBuckets[int](per_s=0.5, burst=2, keys_max=4)
+    now = 0
+    for key, gap, is_taken in calls:
+        now += gap
+        count = len(asked)
+        has_token = asked.has_token(key, now)
+        assert asked.has_token(key, now) == has_token
+        assert len(asked) == count
+        if is_taken:
+            assert asked.try_take(key, now) == unasked.try_take(key, now) == has_token
+
+
+def test_to_ask_for_a_token_does_not_keep_a_key_from_being_forgotten() -> None:
+    keyed = pacing.KeyedBuckets[str](per_s=0.001, burst=1, keys_max=2)
+    assert [keyed.try_take(key, 0) for key in ("a", "b")] == [True, True]
+    assert not keyed.has_token("a", 0)
+    assert keyed.try_take("c", 0)
+    assert keyed.has_token("a", 0)
+    assert not keyed.has_token("b", 0)
+
+
 def test_of_too_many_keys_the_one_unused_for_longest_is_forgotten() -> None:
     keyed = pacing.KeyedBuckets[str](per_s=0.001, burst=1, keys_max=2)
     assert [keyed.try_take(key, 0) for key in ("a", "b", "a", "c")] == [True, True, False, True]

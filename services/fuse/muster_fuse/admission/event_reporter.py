@@ -12,6 +12,8 @@ one alone would let a single sender use it up for everybody.
 
 import asyncio
 import re
+import time
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Final
 
@@ -57,9 +59,16 @@ EVENTS: Final = metrics.counter(
 class EventReporter:
     """Writes Events in the background, in order and at a limited rate."""
 
-    def __init__(self, api: kubernetes_api.Api, *, timeout_s: float) -> None:
+    def __init__(
+        self,
+        api: kubernetes_api.Api,
+        *,
+        timeout_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._api = api
         self._timeout_s = timeout_s
+        self._clock = clock
         self._queue: asyncio.Queue[tuple[str, dict[str, object]]] = asyncio.Queue(_QUEUE_MAX)
         self._objects = pacing.KeyedBuckets[tuple[str, str, str]](
             per_s=1 / _PERIOD_S, burst=1, keys_max=_OBJECTS_MAX
@@ -67,27 +76,35 @@ class EventReporter:
         self._namespaces = pacing.KeyedBuckets[str](
             per_s=_PER_S_IN_NAMESPACE, burst=_BURST_IN_NAMESPACE, keys_max=_NAMESPACES_MAX
         )
-        self._pace = pacing.TokenBucket(
-            per_s=_PER_S, burst=_BURST, now=asyncio.get_running_loop().time()
-        )
+        self._pace = pacing.TokenBucket(per_s=_PER_S, burst=_BURST, now=clock())
 
     def report(self, namespace: str, metadata: pods.Metadata, text: str) -> None:
         """Report why a pod was left unchanged."""
         about = _about(namespace, metadata)
-        now = asyncio.get_running_loop().time()
-        if not self._objects.try_take((namespace, about["kind"], about["name"]), now):
+        now = self._clock()
+        key = (namespace, about["kind"], about["name"])
+        if not self._objects.has_token(key, now):
             EVENTS.labels("repeated").inc()
-        elif not self._namespaces.try_take(namespace, now) or not self._pace.try_take(now):
+        elif not self._has_room(namespace, now):
+            # nothing is taken, so the same pod can be reported as soon as there is room
             EVENTS.labels("too_many").inc()
         else:
+            self._objects.try_take(key, now)
+            self._namespaces.try_take(namespace, now)
+            self._pace.take(now)
             log = logs.logger()
             log.warning("pod_left_unchanged", namespace=namespace, object=about, reason=text)
-            if not about["name"]:
-                EVENTS.labels("nameless").inc()
-            elif self._queue.full():
-                EVENTS.labels("too_many").inc()
-            else:
+            if about["name"]:
                 self._queue.put_nowait((namespace, _event(namespace, about, text)))
+            else:
+                EVENTS.labels("nameless").inc()
+
+    def _has_room(self, namespace: str, now: float) -> bool:
+        return (
+            self._namespaces.has_token(namespace, now)
+            and self._pace.has_token(now)
+            and not self._queue.full()
+        )
 
     async def run(self) -> None:
         """Write Events until cancelled; count those that cannot be written."""
