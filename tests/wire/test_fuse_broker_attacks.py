@@ -450,6 +450,69 @@ def test_a_file_that_takes_forever_to_close_holds_up_nobody() -> None:
         process.communicate()
 
 
+UNWRITTEN = """
+import struct
+device = mount(broker(), "/mnt/home")
+if os.fork() == 0:
+    # with a cache for writing (flag 65536 of the answer to INIT), and no answer to a WRITE
+    while True:
+        try:
+            request = os.read(device, 1 << 18)
+        except OSError:
+            os._exit(0)
+        _, opcode, unique, node, *_ = struct.unpack_from("IIQQ", request)
+        operation = _OPCODES.get(opcode, "")
+        if operation in _UNANSWERED or opcode == 16:
+            continue
+        if operation == "INIT":
+            (ahead,) = struct.unpack_from("I", request[48:])
+            versions, rest = (7, 31, ahead, 1 << 16), (12, 9, 65536, 1, 0, 0, 0)
+            answer = struct.pack("IIIIHHIIHHI28x", *versions, *rest)
+        elif opcode == 4:
+            answer = struct.pack("QII", 0, 0, 0) + _attributes(node)
+        else:
+            answer = _answer(operation, node, request[40:])
+        error, body = (-answer, b"") if isinstance(answer, int) else (0, answer)
+        try:
+            os.write(device, struct.pack("IiQ", 16 + len(body), error, unique) + body)
+        except OSError:
+            pass
+os.close(device)
+sent, written = (os.open("/mnt/home/hello", os.O_RDWR) for _ in range(2))
+into, out = socket.socketpair()
+socket.send_fds(into, [b"x"], [sent])
+os.close(sent)
+os.pwrite(written, b"y", 0)
+over = broker()
+socket.send_fds(over, [_packet(int(sys.argv[1]))], [out.fileno()])
+out.close()
+into.close()
+print(over.recv(4096)[16:].decode(), flush=True)
+os._exit(0)
+"""
+
+
+@pytest.mark.parametrize("operation", ["1", "3"], ids=["mount", "hello"])
+def test_a_file_that_must_be_written_before_it_can_be_closed_holds_up_nobody(
+    operation: str,
+) -> None:
+    """Its closing waits for the daemon, whether the request carries a descriptor or must not."""
+    with fuse_broker.running() as running, running.pod() as pod, running.pod() as other:
+        process = fuse_broker.program(pod, UNWRITTEN, operation)
+        assert process.stdout is not None
+        refusal = {
+            "1": "the descriptor was not opened with O_PATH",
+            "3": "HELLO with 1 descriptors",
+        }
+        assert process.stdout.readline() == f"{refusal[operation]}\n"
+        aborted = running.seen(observations.Aborted)
+        assert (aborted.pod.uid, aborted.count) == (pod.pod_uid, 1)
+        fuse_broker.until(lambda: running.mounter.stuck == 0)
+        with fuse_broker.daemon(other) as daemon:
+            fuse_broker.mounted(daemon)
+        process.communicate()
+
+
 def test_a_mount_that_remains_though_its_child_was_killed_is_counted() -> None:
     """A file system may delay a job until the mounter kills it in the middle of its work."""
     killing = fuse_mounter.killing("child", "_reply", "call")

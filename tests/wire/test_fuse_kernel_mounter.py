@@ -302,7 +302,7 @@ def test_a_mounter_with_too_many_children_refuses_more_and_none_outlives_it() ->
             message = control.recv(jobs.MESSAGE_MAX)
             assert mounter.NUMBER.unpack_from(message) == (mounter.CHILDREN_MAX + 1,)
             assert jobs.decode_outcome(message[mounter.NUMBER.size :]) == jobs.Outcome(
-                errno.EAGAIN, "64 mounts are already in progress", "limit"
+                errno.EAGAIN, "64 requests are already in progress", "limit"
             )
             running_children = [*map(os.pidfd_open, children(process.pid))]
             assert len(running_children) == mounter.CHILDREN_MAX

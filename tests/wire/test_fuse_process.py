@@ -134,13 +134,24 @@ os._exit(0)
 """
 
 
-def hangs_below(pid: int) -> bool:
-    """Return whether a descendant of a process waits for the kernel and cannot be killed."""
-    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
-        state = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[0]
-        if state == "D" or hangs_below(int(child)):
-            return True
-    return False
+def hanging_below(pid: int) -> set[int]:
+    """Return the descendants of a process that wait in the kernel and cannot be killed."""
+    hanging = set()
+    # children come and go
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        for child in map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()):
+            state = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[0]
+            hanging |= {child} if state == "D" else hanging_below(child)
+    return hanging
+
+
+async def until_a_child_hangs(pid: int) -> None:
+    """Wait until a descendant of a process has hung for a moment."""
+    before = set[int]()
+    async with asyncio.timeout(30):
+        while not before & (hanging := hanging_below(pid)):
+            before = hanging
+            await asyncio.sleep(0.1)
 
 
 @pytest.mark.parametrize("ending", [signal.SIGTERM, signal.SIGKILL])
@@ -157,8 +168,7 @@ def test_a_broker_ends_while_a_file_that_a_pod_has_sent_cannot_be_closed(
                 daemon = stack.enter_context(fuse_broker.daemon(pod, "--stall", "FLUSH"))
                 await asyncio.to_thread(fuse_broker.mounted, daemon)
                 sending = fuse_broker.program(pod, FLUSHING)
-                while not hangs_below(first.process.pid):
-                    await asyncio.sleep(0.01)
+                await until_a_child_hangs(first.process.pid)
                 first.process.send_signal(ending)
                 await first.ended()
             async with node.broker() as second:

@@ -30,7 +30,7 @@ def test_no_link_in_the_directory_makes_another_file_open_to_everybody() -> None
         victim.chmod(0o600)
 
         async def serve() -> None:
-            listener = sockets.Listener(connections=1)
+            listener = sockets.Listener(connections=1, discard=lambda _: asyncio.sleep(0))
             with contextlib.suppress(OSError):
                 await listener.start(directory / "broker.sock", lambda _: asyncio.sleep(0))
             await listener.stop()
@@ -53,7 +53,7 @@ def test_a_socket_is_open_to_everybody() -> None:
         path = Path(place, "broker.sock")
 
         async def story() -> str:
-            listener = sockets.Listener(connections=1)
+            listener = sockets.Listener(connections=1, discard=lambda _: asyncio.sleep(0))
             await listener.start(path, lambda _: asyncio.sleep(0))
             mode = stat.filemode(path.stat().st_mode)
             await listener.stop()

@@ -79,7 +79,9 @@ class BusReporter:
             return
         event = self._event(observation, datetime.now(UTC))
         # mounts and their conditions are in the inventory as well, ended connections are not
-        is_frequent = not isinstance(observation, observations.Aborted)
+        is_frequent = not (
+            isinstance(observation, observations.Aborted) and observation.pod_has_ended
+        )
         if is_frequent and not self._often.try_take(time.monotonic()):
             metrics.UNPUBLISHED.inc()
             return

@@ -25,10 +25,10 @@ Whoever claims to ask about one there only wants an Event in it.
 """
 _BODY_BYTES_MAX: Final = 4 * 1024 * 1024
 """The largest request body; the API server accepts objects of at most 3 MiB."""
-_AT_ONCE_MAX: Final = 32
+_AT_ONCE_MAX: Final = 16
 _DEADLINE_S: Final = 4.0
 """The time limit for an answer; the API server waits for 5 s (timeoutSeconds)."""
-_CONNECTIONS_MAX: Final = 256
+_CONNECTIONS_MAX: Final = 64
 """The maximum number of connections; beyond it, a new one closes the oldest."""
 _HANDSHAKE_S: Final = 5.0
 _IDLE_S: Final = 30.0

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final
 
+import msgspec
 import structlog
 
 from muster import blocking, vocabulary
@@ -13,7 +14,7 @@ from muster_fuse import config
 from muster_fuse.broker import observations
 from muster_fuse.kernel import jobs
 from muster_fuse.request import caller, decision
-from muster_fuse.watch import connections, mounts, observer, records
+from muster_fuse.watch import connections, mounts, observer, processes, records
 
 _WAIT_S: Final = 30.0
 """The timeout for reading connections and processes from the kernel."""
@@ -53,17 +54,24 @@ class Ledger:
         uids = [uid for uid in new if uid]
         if not uids:
             return
+        seen: dict[str, processes.Seen] = {}
         try:
             await self._run(self._connections.open)
-            recorded = await self._run(lambda: list(self._records.load(uids)))
+            # pods can make this slow; their recorded mounts are restored without it
+            seen = await self._looking.run(lambda: processes.seen_by(uids), timeout_s=_WAIT_S)
         except (OSError, TimeoutError) as error:
-            log.warning("mounts_not_restored", pods=len(uids), error=str(error))
+            log.warning("processes_not_read", pods=len(uids), error=str(error))
+        for uid in uids:
+            await self._restore(uid, seen.get(uid, processes.Seen()))
+
+    async def _restore(self, uid: str, seen: processes.Seen) -> None:
+        try:
+            present = await self._run(lambda: self._records.load(uid, seen))
+        except (OSError, TimeoutError, msgspec.MsgspecError) as error:
+            log.warning("mounts_not_restored", pod_uid=uid, error=str(error))
             return
-        for loaded in recorded:
-            if loaded.problem:
-                log.warning("mounts_not_restored", pod_uid=loaded.pod_uid, error=loaded.problem)
-            for mount in loaded.present:
-                self.mounts.add(mount)
+        for mount in present:
+            self.mounts.add(mount)
 
     async def exists(self, made: jobs.Outcome) -> bool:
         """Return whether a mount that was about to be attached has remained."""
@@ -151,7 +159,9 @@ class Ledger:
             return
         pod = self._pods.get(pod_uid)
         if count and pod is not None:
-            self._observe(observations.Aborted(pod=pod, count=count, reason=reason))
+            self._observe(
+                observations.Aborted(pod=pod, count=count, reason=reason, pod_has_ended=False)
+            )
 
     def close(self) -> None:
         """Close the mount that shows the kernel's FUSE connections."""

@@ -23,11 +23,12 @@ class Refused(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Aborted(msgspec.Struct, frozen=True, kw_only=True):
-    """The connections that an ended pod had left behind were aborted."""
+    """Connections of a pod were aborted, most often those that an ended pod had left behind."""
 
     pod: caller.Pod
     count: int
     reason: str
+    pod_has_ended: bool = True
 
 
 class ConditionChanged(msgspec.Struct, frozen=True, kw_only=True):

@@ -31,6 +31,8 @@ _UCRED: Final = struct.Struct("i2I")
 _INT: Final = struct.Struct("i")
 _TEXT_BYTES_MAX: Final = 65_536
 _MOUNTINFO_BYTES_MAX: Final = 1 << 26
+_PACKETS_MAX: Final = 1000
+"""More packets than fit into the queue of a connection."""
 _PROC: Final = Path("/proc")
 
 
@@ -136,13 +138,30 @@ class Peer:
             self._check_runs()
             return Received(request, process, _own(), target, lines)
 
+    def drain(self) -> bool:
+        """Receive nothing more; return False if descriptors are left that nobody has received.
+
+        Closing with an unread packet would reset the connection before the peer reads the reply.
+        """
+        with contextlib.suppress(OSError):
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+            self.connection.shutdown(socket.SHUT_RD)
+            for _ in range(_PACKETS_MAX):
+                # with room for the credentials only, which every packet has, even an empty one
+                _, credentials, flags, _ = self.connection.recvmsg(
+                    1, socket.CMSG_SPACE(_UCRED.size), socket.MSG_PEEK | socket.MSG_DONTWAIT
+                )
+                if flags & socket.MSG_CTRUNC:
+                    return False
+                if not credentials:
+                    return True
+                self.connection.recv(1, socket.MSG_DONTWAIT)
+        return False
+
     def close(self) -> None:
-        """Close the connection and all descriptors. The pod can make this block without limit."""
+        """Close the connection, which must be drained, and all descriptors."""
         with self._lock:
             self._is_closed = True
-            # if the request that was refused remained, the peer would not receive the reply
-            with contextlib.suppress(OSError):
-                self.connection.recv(1, socket.MSG_DONTWAIT)
             self.connection.close()
             for descriptor in (self.pidfd, *self.descriptors):
                 if descriptor >= 0:

@@ -19,6 +19,7 @@ from muster_fuse.watch import mounts as watched
 _TURN_S: Final = 5.0
 """How long a request waits for an earlier request of its pod; the helper waits longer."""
 _REFUSALS_MAX: Final = 4096
+_DISCARD_RETRY_S: Final = 1.0
 
 
 class _Served:
@@ -28,11 +29,8 @@ class _Served:
         self.pod = pod
         self.listener = listener
         self.turn = asyncio.Lock()
-        self.lane = mounter_client.Lane()
         self.reading = blocking.Serial()
         """Runs the calls that read the mount tables of the pod's processes."""
-        self.was_stuck = False
-        """Whether a job of the pod did not end although it was killed."""
 
 
 class Broker:
@@ -55,6 +53,7 @@ class Broker:
             per_s=1.0, burst=1, keys_max=_REFUSALS_MAX
         )
         self._served: dict[str, _Served] = {}
+        self._lanes: dict[str, mounter_client.Lane] = {}
 
     async def recall(self, pods: Iterable[caller.Pod]) -> None:
         """Watch the mounts that an earlier broker made in these pods."""
@@ -62,13 +61,16 @@ class Broker:
 
     async def open(self, pod: caller.Pod, socket_path: Path) -> None:
         """Listen on a socket for a pod, unless the socket is already served. Raises OSError."""
-        served = self._served.get(pod.uid)
-        if served is not None:
-            if await served.listener.is_at(socket_path):
+        before = self._served.get(pod.uid)
+        if before is not None:
+            if await before.listener.is_at(socket_path):
                 return
             await self.close(pod.uid)
         await self._ledger.recall([pod])
-        listener = sockets.Listener(connections=self._settings.connections_per_pod)
+        listener = sockets.Listener(
+            connections=self._settings.connections_per_pod,
+            discard=lambda connected: self._discard(served, connected),
+        )
         served = _Served(pod, listener)
         await listener.start(socket_path, lambda connected: self._serve(served, connected))
         self._served[pod.uid] = served
@@ -81,6 +83,7 @@ class Broker:
 
     async def release(self, pod_uid: str) -> int:
         """End the FUSE connections that an ended pod left behind; return their number."""
+        self._lanes.pop(pod_uid, None)
         return await self._ledger.release(pod_uid)
 
     @property
@@ -140,19 +143,34 @@ class Broker:
 
     async def _received(self, served: _Served, connected: peer.Peer) -> protocol.Request | None:
         """Receive a request with its descriptors; return None if the peer has disconnected."""
-        outcome = await connected.receive(self._mounter, served.lane)
+        outcome = await connected.receive(self._mounter, self._lane(served))
         await self._free(served, outcome)
         request = connected.request()
         if request is None:
             _check(outcome)
         return request
 
+    async def _discard(self, served: _Served, connected: peer.Peer) -> None:
+        """Close a connection with descriptors that nobody has received."""
+        connection = connected.connection.fileno()
+        while True:
+            outcome = await self._mounter.discard(connection=connection, lane=self._lane(served))
+            if outcome.stage != "limit":
+                break
+            await asyncio.sleep(_DISCARD_RETRY_S)
+        await self._free(served, outcome)
+
     async def _free(self, served: _Served, outcome: jobs.Outcome) -> None:
-        """If a job of the pod is stuck, end the pod's FUSE connections that it may wait for."""
+        """End the FUSE connections that the closing of what a pod has sent waits for."""
         if outcome.stage == "stuck":
-            served.was_stuck = True
-            reason = "the kernel waited for its daemon in a request of the pod, and could not stop"
+            reason = "its daemon does not let a file be closed that the pod has sent to the broker"
             await self._ledger.abort_unanswered(served.pod.uid, reason)
+
+    def _lane(self, served: _Served) -> mounter_client.Lane:
+        """Return the pod's lane; the broker's own socket never has a slow one."""
+        if not served.pod.namespace:
+            return mounter_client.Lane()
+        return self._lanes.setdefault(served.pod.uid, mounter_client.Lane())
 
     async def _do(self, served: _Served, connected: peer.Peer, request: protocol.Request) -> bytes:
         """Execute a request; return the reply, or no bytes if none is to be sent."""
@@ -191,8 +209,7 @@ class Broker:
             text = "an earlier request from this pod is still in progress; try again"
             raise Refusal(Reason.BUSY, errno.EBUSY, text) from None
         try:
-            served.was_stuck = served.was_stuck and self._mounter.stuck > 0
-            if served.was_stuck:
+            if self._mounter.is_stuck(self._lane(served)):
                 text = "an earlier mount of this pod hangs in the kernel; delete the pod"
                 raise Refusal(Reason.STUCK, errno.EBUSY, text)
             yield
@@ -218,11 +235,10 @@ class Broker:
                 peer=connected.pidfd,
                 directory=connected.descriptors[0],
                 reply=connected.connection.fileno(),
-                lane=served.lane,
+                lane=self._lane(served),
             )
             if outcome.minor and (not outcome.errno or await self._ledger.exists(outcome)):
                 await self._ledger.record(served.pod, job, point, outcome)
-            await self._free(served, outcome)
             _check(outcome)
 
     async def _unmount(
@@ -232,9 +248,8 @@ class Broker:
             received.request, asking, root=received.descriptor(), lines=received.lines
         )
         outcome = await self._mounter.unmount(
-            job, peer=connected.pidfd, root=connected.descriptors[0], lane=served.lane
+            job, peer=connected.pidfd, root=connected.descriptors[0], lane=self._lane(served)
         )
-        await self._free(served, outcome)
         _check(outcome)
 
     def _report(self, pod: caller.Pod, refusal: Refusal) -> None:

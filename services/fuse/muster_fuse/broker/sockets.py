@@ -1,8 +1,8 @@
 """Adapter: a pod's socket: accepts connections, limited in number and rate.
 
-A connection is closed in a thread: this also closes descriptors that the pod has sent but nobody
-has received, and the pod can delay that without limit. Only then is the connection's slot free. So
-a pod can block one thread and its own connections, but nothing else.
+Closing a connection also closes the descriptors that the pod has sent but nobody has received,
+which the pod can delay without limit. Such a connection is closed elsewhere, by `discard`. Only
+then is the connection's slot free. So a pod can block its own connections, but nothing else.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ _EVERYONE: Final = 0o666
 _PATH_BYTES_MAX: Final = 107
 
 Serve = Callable[[peer.Peer], Coroutine[object, object, None]]
-"""A function that answers the request on a connection."""
+"""A function that answers the request on a connection, or discards the connection."""
 
 log = structlog.get_logger()
 
@@ -48,7 +48,8 @@ async def readable(connection: socket.socket) -> None:
 class Listener:
     """A pod's socket."""
 
-    def __init__(self, *, connections: int) -> None:
+    def __init__(self, *, connections: int, discard: Serve) -> None:
+        self._discard = discard
         self._closing = blocking.Serial()
         self._slots = asyncio.Semaphore(connections)
         self._listening: socket.socket | None = None
@@ -78,6 +79,7 @@ class Listener:
                 task.cancel()
             await asyncio.wait(self._running)
         if self._listening is not None:
+            self._empty(self._listening)
             _keep(self._ending, self._closing.run(self._listening.close))
             self._listening = None
         if self._ending:
@@ -103,9 +105,22 @@ class Listener:
             task = _keep(self._running, serve(connected))
             task.add_done_callback(functools.partial(self._close, connected))
 
+    def _empty(self, listening: socket.socket) -> None:
+        """Accept no more connections, and close those that have not been accepted yet."""
+        with contextlib.suppress(OSError):
+            listening.shutdown(socket.SHUT_RD)
+            for _ in range(_BACKLOG + 1):
+                connection, _ = listening.accept()
+                _keep(self._ending, self._end(peer.Peer(connection)))
+
     def _close(self, connected: peer.Peer, _: object) -> None:
-        task = _keep(self._ending, self._closing.run(connected.close))
+        task = _keep(self._ending, self._end(connected))
         task.add_done_callback(lambda _: self._slots.release())
+
+    async def _end(self, connected: peer.Peer) -> None:
+        if not connected.drain():
+            await self._discard(connected)
+        await self._closing.run(connected.close)
 
 
 def _keep(

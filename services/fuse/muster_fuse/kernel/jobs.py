@@ -60,6 +60,10 @@ class ReceiveJob(NamedTuple):
     """A request to receive a packet, and to pass on those descriptors that close at once."""
 
 
+class DiscardJob(NamedTuple):
+    """A request to close a pod's connection with the descriptors that nobody has received."""
+
+
 class SelfTestJob(NamedTuple):
     """A request to make, use and remove a test mount through the broker's socket at `socket`."""
 
@@ -72,8 +76,7 @@ class Outcome(NamedTuple):
     `text` is one line without a full stop. `stage` is the step that failed, empty if none did.
     After a mount, `minor` is the minor number of its device, and so the name of its directory in
     /sys/fs/fuse/connections; `inode` and `created_ns` distinguish that directory from a later one
-    with the same name. If the mount's child was killed, they are those of a mount that may have
-    remained.
+    with the same name. After a failure, they are those of a mount that may have remained.
     """
 
     errno: int = 0
@@ -84,7 +87,7 @@ class Outcome(NamedTuple):
     created_ns: int = 0
 
 
-Job = MountJob | UnmountJob | ReceiveJob | SelfTestJob
+Job = MountJob | UnmountJob | ReceiveJob | DiscardJob | SelfTestJob
 
 
 def encode(job: Job) -> bytes:
@@ -103,6 +106,8 @@ def decode(message: bytes) -> Job:
             return UnmountJob(_caller(caller), lazy)
         case ["ReceiveJob", []]:
             return ReceiveJob()
+        case ["DiscardJob", []]:
+            return DiscardJob()
         case ["SelfTestJob", [str(socket)]]:
             return SelfTestJob(socket)
     raise ValueError("not a job")

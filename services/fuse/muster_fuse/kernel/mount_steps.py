@@ -67,7 +67,7 @@ def prepare(*, parent: int, keep: tuple[int, ...]) -> Host:
         # a module that is imported from now on could come from a container
         sys.meta_path.clear()
         sys.path.clear()
-        # a child that hangs must not keep the log of a broker that has ended open
+        # a child that hangs must not keep the broker's log open after the broker has ended
         nothing = os.open("/dev/null", os.O_RDWR)
         for stream in range(_STANDARD_STREAMS):
             os.dup2(nothing, stream)
@@ -137,8 +137,7 @@ def unmount(job: jobs.UnmountJob, host: Host, *, peer: int, root: int) -> jobs.O
     leads to another mount. So the mount is given by its descriptor, and its users are counted here.
     """
     with step("unmount", "unmount"):
-        if not job.lazy:
-            _check_unused(peer, root)
+        _check_unused(peer, root, lazy=job.lazy)
     with step("enter", "enter the container"):
         syscalls.setns(peer, syscalls.CLONE_NEWNS)
         _protect(host.parent)
@@ -241,9 +240,15 @@ def _wait_until_ready(asking: socket.socket, device: int) -> None:
         _reply(asking, protocol.reply(protocol.Operation.SYNC_INIT), (device,))
         if not _is_readable(asking.fileno(), CONTINUE_S):
             raise TimeoutError(errno.ETIMEDOUT, f"nothing arrived within {CONTINUE_S:g} s")
-        packet = asking.recv(protocol.PACKET_MAX, socket.MSG_DONTWAIT)
+        # descriptors that come with the packet stay in the queue
+        packet, _, flags, _ = asking.recvmsg(
+            protocol.PACKET_MAX, 0, socket.MSG_PEEK | socket.MSG_DONTWAIT
+        )
+        has_descriptors = bool(flags & socket.MSG_CTRUNC)
+        if not has_descriptors:
+            asking.recv(1, socket.MSG_DONTWAIT)
     try:
-        request = protocol.parse(packet, descriptors=0)
+        request = protocol.parse(packet, descriptors=int(has_descriptors))
     except protocol.MalformedPacket as error:
         text = f"the caller did not send CONTINUE: {error}"
         raise Failed(jobs.Outcome(errno.EPROTO, text, "reply")) from None
@@ -293,14 +298,19 @@ def _reply(asking: socket.socket, packet: bytes, descriptors: tuple[int, ...]) -
     socket.send_fds(asking, [packet], descriptors, flags)
 
 
-def _check_unused(peer: int, root: int) -> None:
+def _check_unused(peer: int, root: int, *, lazy: bool) -> None:
     """Raise OSError with EBUSY while another mount or a process uses the mount with this root.
 
-    What begins to use the mount from now on keeps it, as after a lazy unmount.
+    What begins to use the mount from now on keeps it, as after a lazy unmount. A mount that covers
+    the whole mount would be removed in its place, so it is refused in both cases.
     """
     users = mount_users.MountUsers(peer, syscalls.status(root))
     if users.is_covered():
-        text = "another mount covers it; unmount that mount first, or unmount lazily"
+        raise OSError(errno.EBUSY, "another mount covers it; unmount that mount first")
+    if lazy:
+        return
+    if users.has_mounts():
+        text = "another file system is mounted below it; unmount that first, or unmount lazily"
         raise OSError(errno.EBUSY, text)
     for _ in range(_BUSY_RETRIES):
         if not users.has_processes():

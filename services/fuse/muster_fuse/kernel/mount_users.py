@@ -1,17 +1,25 @@
 """Adapter: /proc: finds what keeps a mount in use: processes, and mounts that are attached to it.
 
-No file system is asked, because a FUSE daemon might not answer. Only processes of the mount's own
-namespace can use it. Only small modules of the standard library are imported, and text files are
-read as bytes, because decoding would import a codec.
+No FUSE daemon is asked, because it might not answer. Not seen are processes that have moved to
+another mount namespace with files of the mount open, and threads whose first thread has ended: if
+only these use a mount, it is removed as if lazily. Only small modules of the standard library are
+imported, and text files are read as bytes, because decoding would import a codec.
 """
 
 import contextlib
 import os
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from muster_fuse.kernel import syscalls
 
 _PROC = "/proc"
+
+
+class _Mount(NamedTuple):
+    id: int
+    parent_id: int
+    point: bytes
 
 
 class MountUsers:
@@ -23,17 +31,26 @@ class MountUsers:
         self._mount = mount
 
     def is_covered(self) -> bool:
-        """Return whether another mount is attached to the mount."""
-        # proc(5): id of the mount, id of the mount that it is attached to, ...
-        parents = (line.split(b" ", 2)[1] for line in _lines(f"{self._process}/mountinfo"))
-        return b"%d" % self._mount.mount_id in parents
+        """Return whether another mount is attached to the root of the mount."""
+        own = [mount.point for mount in self._mounts() if mount.id == self._mount.mount_id]
+        return any(mount.point in own for mount in self._attached())
+
+    def has_mounts(self) -> bool:
+        """Return whether another mount is attached to the mount, at its root or below."""
+        return any(True for _ in self._attached())
 
     def has_processes(self) -> bool:
-        """Return whether a process has its directory, an open file or mapped memory on the mount.
-
-        The files of a thread that shares none with its process are not seen.
-        """
+        """Return whether a process has its directory, a file or mapped memory on the mount."""
         return any(self._uses(f"{_PROC}/{name}") for name in _names(_PROC) if name.isdecimal())
+
+    def _attached(self) -> Iterator[_Mount]:
+        return (mount for mount in self._mounts() if mount.parent_id == self._mount.mount_id)
+
+    def _mounts(self) -> Iterator[_Mount]:
+        # proc(5): id, id of the mount that it is attached to, device, root, mount point, ...
+        for line in _lines(f"{self._process}/mountinfo"):
+            mount_id, parent_id, _, _, point, _ = line.split(b" ", 5)
+            yield _Mount(int(mount_id), int(parent_id), point)
 
     def _uses(self, process: str) -> bool:
         # a process may end at any moment

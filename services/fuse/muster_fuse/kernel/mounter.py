@@ -9,7 +9,8 @@ process. It receives jobs on a SOCK_SEQPACKET socket:
 |                   | of DESCRIPTORS                                                             |
 | an answer, sent   | number of the job, 4 bytes; jobs.encode_outcome(outcome); a mount has an   |
 |                   | earlier answer, with the stage jobs.ATTACHING                              |
-| stuck count, sent | 0, 4 bytes; the number of stuck children, 4 bytes                          |
+| stuck job, sent   | 0, 4 bytes; the number of the job, 4 bytes; 1 when its child gets stuck, 0  |
+|                   | when that ends, 4 bytes                                                    |
 
 A child sends its own answer. If it was killed, at its deadline or otherwise, the mounter answers
 instead. A child that does not end after it was killed hangs in the kernel: it is stuck, and is
@@ -36,7 +37,7 @@ from muster_fuse.kernel import jobs, mount_steps, receiving, self_test, syscalls
 CHILDREN_MAX: Final = 64
 """The maximum number of children that are not stuck."""
 STUCK_MAX: Final = 256
-"""The maximum number of stuck children, more than a node has pods; a pod has one at most."""
+"""The maximum number of stuck children; a pod has only a few, because it is then refused."""
 DEADLINE_S: Final = 5.0
 SYNC_INIT_DEADLINE_S: Final = 2 * mount_steps.CONTINUE_S
 """The deadline of a mount with `sync_init`, which waits for the caller and for the daemon."""
@@ -45,11 +46,12 @@ RECEIVE_DEADLINE_S: Final = 2.0
 STUCK_S: Final = 1.0
 """How long a killed child may take to end before it counts as stuck."""
 NUMBER: Final = struct.Struct("<I")
-STUCK: Final = struct.Struct("<II")
+STUCK: Final = struct.Struct("<III")
 DESCRIPTORS: Final = {
     jobs.MountJob: ("peer", "directory", "reply"),
     jobs.UnmountJob: ("peer", "root"),
     jobs.ReceiveJob: ("connection", "passing"),
+    jobs.DiscardJob: ("connection",),
     jobs.SelfTestJob: (),
 }
 
@@ -103,7 +105,7 @@ class _Mounter:
         _, status = os.waitpid(child.pid, 0)
         os.close(child.pidfd)
         if child.is_stuck:
-            self._report_stuck()
+            self._send(STUCK.pack(0, child.job, 0))
         elif child.is_killed:
             self._answer(child.job, _LATE)
         elif status:
@@ -122,8 +124,8 @@ class _Mounter:
             self._children[child.pidfd] = later
         else:
             self._children[child.pidfd] = child._replace(is_stuck=True)
+            self._send(STUCK.pack(0, child.job, 1))
             self._answer(child.job, _LATE._replace(stage="stuck"))
-            self._report_stuck()
 
     def _receive(self) -> None:
         message, descriptors, _, _ = socket.recv_fds(
@@ -138,9 +140,11 @@ class _Mounter:
             assert len(descriptors) == len(DESCRIPTORS[type(job)]), (
                 "a job comes with its descriptors"
             )
-            stuck = self._stuck()
-            if len(self._children) - stuck >= CHILDREN_MAX or stuck >= STUCK_MAX:
-                text = f"{CHILDREN_MAX} mounts are already in progress"
+            stuck = sum(child.is_stuck for child in self._children.values())
+            # not even this process may close what a pod has sent
+            if not isinstance(job, jobs.DiscardJob) and (
+                text := _limit(len(self._children), stuck)
+            ):
                 self._answer(number, jobs.Outcome(errno.EAGAIN, text, "limit"))
             else:
                 self._start(number, job, descriptors)
@@ -186,7 +190,7 @@ class _Mounter:
 
     def _limit_s(self, job: jobs.Job) -> float:
         match job:
-            case jobs.ReceiveJob():
+            case jobs.ReceiveJob() | jobs.DiscardJob():
                 return RECEIVE_DEADLINE_S
             case jobs.MountJob(sync_init=True):
                 return self._sync_init_deadline_s
@@ -195,12 +199,6 @@ class _Mounter:
 
     def _answer(self, number: int, outcome: jobs.Outcome) -> None:
         self._send(NUMBER.pack(number) + jobs.encode_outcome(outcome))
-
-    def _report_stuck(self) -> None:
-        self._send(STUCK.pack(0, self._stuck()))
-
-    def _stuck(self) -> int:
-        return sum(child.is_stuck for child in self._children.values())
 
     def _send(self, message: bytes) -> None:
         # if the broker has ended, nobody needs the message
@@ -211,7 +209,18 @@ class _Mounter:
 _LATE: Final = jobs.Outcome(errno.ETIMEDOUT, "the job did not end in time", "deadline")
 
 
-def _outcome(
+def _limit(children: int, stuck: int) -> str:
+    """Return which limit is reached; an empty text if none is."""
+    if stuck >= STUCK_MAX:
+        return f"{STUCK_MAX} requests hang in the kernel of this node"
+    return (
+        f"{CHILDREN_MAX} requests are already in progress"
+        if children - stuck >= CHILDREN_MAX
+        else ""
+    )
+
+
+def _outcome(  # noqa: PLR0911  # one for each job
     job: jobs.Job,
     descriptors: list[int],
     report: Callable[[jobs.Outcome], None],
@@ -236,6 +245,8 @@ def _outcome(
             case jobs.ReceiveJob():
                 connection, passing = descriptors
                 return receiving.receive(connection, passing)
+            case jobs.DiscardJob():
+                return receiving.discard(*descriptors)
             case jobs.SelfTestJob():
                 return self_test.run(job)
     except mount_steps.Failed as failed:

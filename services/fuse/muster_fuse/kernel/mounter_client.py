@@ -21,13 +21,11 @@ import structlog
 from muster_fuse.kernel import jobs, mounter
 
 JOBS_MAX: Final = 16
-"""How many jobs of each kind of lane may run at once; others wait."""
-_UNANSWERED: Final = {"deadline", "stuck", "child", "mounter"}
-"""The stages of outcomes of jobs that may have gone further than anybody knows."""
+"""How many jobs may run at once for each kind of slot; others wait."""
 _QUICK_S: Final = 0.5
-"""How long a job of a quick lane may take; a mount takes some hundredths of a second."""
-_QUICK_SYNC_INIT_S: Final = 2.0
-"""The same for a mount with `sync_init`, which waits for the daemon."""
+"""How long a job may take before its lane counts as slow; a mount takes some 10 ms."""
+_QUICK_WAITING_S: Final = 2.0
+"""The same for a mount that waits for its daemon, and an unmount that waits for its users."""
 _SLOW_S: Final = 600.0
 """How long a lane counts as slow after a job that was not quick."""
 _SLOT_S: Final = 5.0
@@ -51,19 +49,22 @@ _log = structlog.get_logger()
 class Lane:
     """The jobs of one pod. After a slow job they wait only for jobs of other slow lanes.
 
-    So pods that make their jobs slow, or let them wait for what never comes, delay no others.
+    So pods that make their jobs slow, or let them wait for what never comes, delay others only
+    until they count as slow.
     """
 
     def __init__(self) -> None:
+        self.stuck: set[int] = set()
+        """The numbers of this pod's jobs that got stuck, some of which may have ended."""
         self._slow_until = 0.0
 
     def is_slow(self, now: float) -> bool:
         """Return whether a job of this pod was slow of late; `now` is on the loop's clock."""
         return now < self._slow_until
 
-    def record(self, *, took_s: float, is_sync: bool, now: float) -> None:
-        """Record how long a job took, without its wait for a slot."""
-        if took_s > (_QUICK_SYNC_INIT_S if is_sync else _QUICK_S):
+    def record(self, *, took_s: float, is_waiting: bool, now: float) -> None:
+        """Record how long the mounter took for a job."""
+        if took_s > (_QUICK_WAITING_S if is_waiting else _QUICK_S):
             self._slow_until = now + _SLOW_S
 
 
@@ -85,13 +86,12 @@ class Mounter:
     def __init__(
         self, command: Sequence[str] = COMMAND, *, deadline_s: float = mounter.DEADLINE_S
     ) -> None:
-        self.stuck = 0
-        """How many children of this mounter hang in the kernel after they were killed."""
         self.restarts = 0
         self._command = command
         self._deadline_s = deadline_s
         self._numbers = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[jobs.Outcome]] = {}
+        self._stuck: set[int] = set()
         self._attaching: dict[int, jobs.Outcome] = {}
         self._slots = {kind: asyncio.Semaphore(JOBS_MAX) for kind in _Slots}
         self._control: socket.socket | None = None
@@ -116,6 +116,16 @@ class Mounter:
             if self._process.returncode is None:
                 self._process.kill()
                 await self._process.wait()
+
+    @property
+    def stuck(self) -> int:
+        """How many children of this mounter hang in the kernel after they were killed."""
+        return len(self._stuck)
+
+    def is_stuck(self, lane: Lane) -> bool:
+        """Return whether a job of a lane hangs in the kernel."""
+        lane.stuck &= self._stuck
+        return bool(lane.stuck)
 
     @property
     def pid(self) -> int | None:
@@ -146,12 +156,20 @@ class Mounter:
         wait_s = mounter.RECEIVE_DEADLINE_S
         return await self._do(jobs.ReceiveJob(), descriptors, wait_s=wait_s, lane=lane)
 
+    async def discard(self, *, connection: int, lane: Lane | None = None) -> jobs.Outcome:
+        """Close a connection with the descriptors that nobody has received from it.
+
+        The descriptor then refers to `/dev/null`, so that the mounter's child is the last to close.
+        """
+        wait_s = mounter.RECEIVE_DEADLINE_S
+        return await self._do(jobs.DiscardJob(), (connection,), wait_s=wait_s, lane=lane)
+
     async def unmount(
         self, job: jobs.UnmountJob, *, peer: int, root: int, lane: Lane | None = None
     ) -> jobs.Outcome:
         """Remove the mount whose root is `root`; the descriptor then refers to `/dev/null`.
 
-        A mount is busy as long as any process has its root open.
+        So the mounter's child is the last to let the mount go, which may hang.
         """
         return await self._do(job, (peer, root), wait_s=self._deadline_s, lane=lane)
 
@@ -168,24 +186,21 @@ class Mounter:
         lane: Lane | None = None,
     ) -> jobs.Outcome:
         lane = lane or Lane()
-        is_sync = isinstance(job, jobs.MountJob) and job.sync_init
-        kind = _Slots.SYNC_INIT if is_sync else _Slots.QUICK
+        kind = _Slots.SYNC_INIT if _is_sync(job) else _Slots.QUICK
         slots = self._slots[_Slots.SLOW if lane.is_slow(_now()) else kind]
         try:
             async with asyncio.timeout(_SLOT_S):
                 await slots.acquire()
         except TimeoutError:
-            text = f"{JOBS_MAX} mounts are already in progress on this node; try again"
+            text = f"{JOBS_MAX} requests are already in progress on this node; try again"
             return jobs.Outcome(errno.EAGAIN, text, "limit")
-        began = _now()
         try:
-            return await self._answered(job, descriptors, wait_s=wait_s)
+            return await self._answered(job, descriptors, wait_s=wait_s, lane=lane)
         finally:
             slots.release()
-            lane.record(took_s=_now() - began, is_sync=is_sync, now=_now())
 
     async def _answered(
-        self, job: jobs.Job, descriptors: tuple[int, ...], *, wait_s: float
+        self, job: jobs.Job, descriptors: tuple[int, ...], *, wait_s: float, lane: Lane
     ) -> jobs.Outcome:
         message = jobs.encode(job)
         if len(message) > jobs.MESSAGE_MAX:
@@ -195,9 +210,12 @@ class Mounter:
         try:
             async with asyncio.timeout(wait_s + _MARGIN_S):
                 answer = await self._given(number, message, descriptors)
-                if isinstance(job, jobs.UnmountJob):
+                if isinstance(job, jobs.UnmountJob | jobs.DiscardJob):
                     _let_go(descriptors[-1])
+                began = _now()
                 outcome = await answer
+            is_waiting = isinstance(job, jobs.UnmountJob) or _is_sync(job)
+            lane.record(took_s=_now() - began, is_waiting=is_waiting, now=_now())
         except TimeoutError:
             if self._process is not None and self._is_up.is_set():
                 self._is_up.clear()
@@ -210,7 +228,9 @@ class Mounter:
         finally:
             self._waiting.pop(number, None)
             made = self._attaching.pop(number, jobs.Outcome())
-        if outcome.stage in _UNANSWERED:
+        if outcome.stage == "stuck":
+            lane.stuck.add(number)
+        if outcome.errno:
             return outcome._replace(minor=made.minor, inode=made.inode, created_ns=made.created_ns)
         return outcome
 
@@ -275,7 +295,8 @@ class Mounter:
             while message := await loop.sock_recv(control, mounter.NUMBER.size + jobs.MESSAGE_MAX):
                 (number,) = mounter.NUMBER.unpack_from(message)
                 if number == 0:
-                    _, self.stuck = mounter.STUCK.unpack(message)
+                    _, job, is_stuck = mounter.STUCK.unpack(message)
+                    self._stuck = self._stuck | {job} if is_stuck else self._stuck - {job}
                 elif (answer := self._waiting.get(number)) and not answer.done():
                     outcome = jobs.decode_outcome(message[mounter.NUMBER.size :])
                     if outcome.stage == jobs.ATTACHING:
@@ -284,10 +305,14 @@ class Mounter:
                         answer.set_result(outcome)
 
     def _give_up(self) -> None:
-        self.stuck = 0
+        self._stuck = set()
         for answer in self._waiting.values():
             if not answer.done():
                 answer.set_result(jobs.Outcome(errno.EIO, "the mounter has ended", "mounter"))
+
+
+def _is_sync(job: jobs.Job) -> bool:
+    return isinstance(job, jobs.MountJob) and job.sync_init
 
 
 def _now() -> float:

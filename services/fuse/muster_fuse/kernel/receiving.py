@@ -1,9 +1,9 @@
-"""Adapter: a pod's connection: receives a packet in a child of the mounter.
+"""Adapter: a pod's connection: receives a packet, or discards packets, in a child of the mounter.
 
 A pod chooses the descriptors that it sends, and its file system can delay the closing of a
-descriptor without limit: the process that closes it then cannot be killed. So they are received in
-a process that nothing else needs. It passes on only descriptors opened with O_PATH, which close at
-once, and closes the others before it answers.
+descriptor without limit: the process that closes it then cannot be killed. So they are received and
+closed in a process that nothing else needs. It passes on only descriptors opened with O_PATH, which
+close at once, and closes the others before it answers.
 """
 
 import contextlib
@@ -50,6 +50,12 @@ def receive(connection: int, passing: int) -> jobs.Outcome:
         # the descriptor's file system may return any error
         with contextlib.suppress(OSError):
             os.close(descriptor)
+    return jobs.Outcome()
+
+
+def discard(connection: int) -> jobs.Outcome:
+    """Close a pod's connection; nobody else may have it open."""
+    os.close(connection)
     return jobs.Outcome()
 
 

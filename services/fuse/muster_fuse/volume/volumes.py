@@ -47,8 +47,12 @@ class Volumes:
         self._served: set[str] = set()
         self._serial = blocking.Serial()
         self._lock = asyncio.Lock()
-        self.is_hanging = False
-        """Whether the latest step of a volume did not end in time."""
+        self._was_late = False
+
+    @property
+    def is_hanging(self) -> bool:
+        """Whether a step of a volume did not end in time and still runs."""
+        return self._was_late and self._serial.is_busy
 
     @property
     def pods(self) -> int:
@@ -167,11 +171,10 @@ class Volumes:
             logs.logger().info("pod_volume_recovered", pod_uid=uid)
 
     async def _run(self, call: Callable[[], Result]) -> Result:
-        is_hanging = False
         try:
-            return await self._serial.run(call, timeout_s=_STEP_S)
+            result = await self._serial.run(call, timeout_s=_STEP_S)
         except TimeoutError:
-            is_hanging = True
+            self._was_late = True
             raise
-        finally:
-            self.is_hanging = is_hanging
+        self._was_late = False
+        return result

@@ -5,9 +5,9 @@ is then recognised by the file systems that its pod's processes see mounted.
 """
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 
@@ -20,14 +20,6 @@ _NEW: Final = ".new"
 _USER: Final = "user_id="
 
 
-class Loaded(NamedTuple):
-    """The mounts of a pod, or the problem because of which they could not be read."""
-
-    pod_uid: str
-    present: list[mounts.Mount]
-    problem: str = ""
-
-
 class Records:
     """The records in a directory. All calls block."""
 
@@ -35,19 +27,12 @@ class Records:
         self._directory = directory
         self._connections = fuse_connections
 
-    def load(self, pods: Collection[str]) -> Iterator[Loaded]:
-        """Yield the recorded mounts that each of these pods still has.
+    def load(self, pod_uid: str, seen: processes.Seen) -> list[mounts.Mount]:
+        """Return the recorded mounts that a pod still has.
 
-        Mounts that a pod's processes both serve and see are also among them, because the broker may
-        have ended before it recorded them.
+        Raises OSError, msgspec.MsgspecError. Mounts that the pod's processes both serve and
+        see are also returned, because the broker may have ended before it recorded them.
         """
-        for uid, seen in processes.seen_by(pods).items():
-            try:
-                yield Loaded(uid, self._present(uid, seen))
-            except (OSError, msgspec.MsgspecError) as error:
-                yield Loaded(uid, [], str(error))
-
-    def _present(self, pod_uid: str, seen: processes.Seen) -> list[mounts.Mount]:
         present: dict[int, mounts.Mount] = {}
         for mount in self._read(pod_uid):
             line = seen.mounted.get(mount.connection)
