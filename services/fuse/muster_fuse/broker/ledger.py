@@ -16,6 +16,9 @@ from muster_fuse.kernel import jobs
 from muster_fuse.request import caller, decision
 from muster_fuse.watch import connections, mounts, observer, processes, records
 
+_SAMPLES: Final = 5
+"""How many times a daemon must have requests before it counts as one that does not answer."""
+_SAMPLE_S: Final = 0.2
 _WAIT_S: Final = 30.0
 """The timeout for reading connections and processes from the kernel."""
 
@@ -145,15 +148,17 @@ class Ledger:
         return count
 
     async def abort_unanswered(self, pod_uid: str, reason: str) -> None:
-        """End those FUSE connections of a pod whose daemon has not answered a request."""
-        made = self.mounts.of(pod_uid)
+        """End those FUSE connections of a pod whose daemon does not answer its requests."""
+        made = [*self.mounts.of(pod_uid)]
 
-        def abort() -> int:
-            unanswered = (mount for mount in made if self._connections.waiting(mount))
-            return sum(map(self._connections.abort, unanswered))
+        def waiting() -> list[mounts.Mount]:
+            return [mount for mount in made if self._connections.waiting(mount)]
 
         try:
-            count = await self._run(abort)
+            for _ in range(_SAMPLES):
+                made = await self._run(waiting)
+                await asyncio.sleep(_SAMPLE_S)
+            count = await self._run(lambda: sum(map(self._connections.abort, made)))
         except (OSError, TimeoutError) as error:
             log.warning("abort_failed", pod_uid=pod_uid, mounts=len(made), error=str(error))
             return

@@ -149,7 +149,7 @@ class Peer:
             for _ in range(_PACKETS_MAX):
                 # with room for the credentials only, which every packet has, even an empty one
                 _, credentials, flags, _ = self.connection.recvmsg(
-                    1, socket.CMSG_SPACE(_UCRED.size), socket.MSG_PEEK | socket.MSG_DONTWAIT
+                    1, receiving.CREDENTIALS, socket.MSG_PEEK | socket.MSG_DONTWAIT
                 )
                 if flags & socket.MSG_CTRUNC:
                     return False

@@ -155,10 +155,13 @@ class Broker:
         connection = connected.connection.fileno()
         while True:
             outcome = await self._mounter.discard(connection=connection, lane=self._lane(served))
-            if outcome.stage != "limit":
+            if outcome.stage not in {"limit", "mounter"}:
                 break
             await asyncio.sleep(_DISCARD_RETRY_S)
         await self._free(served, outcome)
+        # until then, the connection counts as one of the pod's
+        while self._mounter.is_stuck(self._lane(served)):  # noqa: ASYNC110  # rare, and may be late
+            await asyncio.sleep(_DISCARD_RETRY_S)
 
     async def _free(self, served: _Served, outcome: jobs.Outcome) -> None:
         """End the FUSE connections that the closing of what a pod has sent waits for."""

@@ -12,6 +12,9 @@ process. It receives jobs on a SOCK_SEQPACKET socket:
 | stuck job, sent   | 0, 4 bytes; the number of the job, 4 bytes; 1 when its child gets stuck, 0  |
 |                   | when that ends, 4 bytes                                                    |
 
+`held` is a pipe that the broker closes when it no longer has the job's other descriptor open,
+because the last process that closes it may hang.
+
 A child sends its own answer. If it was killed, at its deadline or otherwise, the mounter answers
 instead. A child that does not end after it was killed hangs in the kernel: it is stuck, and is
 counted until it ends.
@@ -49,9 +52,9 @@ NUMBER: Final = struct.Struct("<I")
 STUCK: Final = struct.Struct("<III")
 DESCRIPTORS: Final = {
     jobs.MountJob: ("peer", "directory", "reply"),
-    jobs.UnmountJob: ("peer", "root"),
+    jobs.UnmountJob: ("peer", "root", "held"),
     jobs.ReceiveJob: ("connection", "passing"),
-    jobs.DiscardJob: ("connection",),
+    jobs.DiscardJob: ("connection", "held"),
     jobs.SelfTestJob: (),
 }
 
@@ -209,6 +212,15 @@ class _Mounter:
 _LATE: Final = jobs.Outcome(errno.ETIMEDOUT, "the job did not end in time", "deadline")
 
 
+def _wait_until_closed(held: int) -> None:
+    """Wait until the broker has let a descriptor go, so that this process is the last to close it.
+
+    `held` is the reading end of a pipe, whose other end the broker closes.
+    """
+    os.read(held, 1)
+    os.close(held)
+
+
 def _limit(children: int, stuck: int) -> str:
     """Return which limit is reached; an empty text if none is."""
     if stuck >= STUCK_MAX:
@@ -240,13 +252,16 @@ def _outcome(  # noqa: PLR0911  # one for each job
                     job, host, peer=peer, point=point, reply=reply, report=report
                 )
             case jobs.UnmountJob():
-                peer, root = descriptors
+                peer, root, held = descriptors
+                _wait_until_closed(held)
                 return mount_steps.unmount(job, host, peer=peer, root=root)
             case jobs.ReceiveJob():
                 connection, passing = descriptors
                 return receiving.receive(connection, passing)
             case jobs.DiscardJob():
-                return receiving.discard(*descriptors)
+                connection, held = descriptors
+                _wait_until_closed(held)
+                return receiving.discard(connection)
             case jobs.SelfTestJob():
                 return self_test.run(job)
     except mount_steps.Failed as failed:

@@ -10,6 +10,7 @@ import enum
 import errno
 import itertools
 import os
+import signal
 import socket
 import sys
 from collections.abc import Sequence
@@ -207,11 +208,13 @@ class Mounter:
             text = "the job is too long for the mounter: is the caller in thousands of groups?"
             return jobs.Outcome(errno.E2BIG, text, "mounter")
         number = next(self._numbers)
+        is_last = isinstance(job, jobs.UnmountJob | jobs.DiscardJob)
         try:
             async with asyncio.timeout(wait_s + _MARGIN_S):
-                answer = await self._given(number, message, descriptors)
-                if isinstance(job, jobs.UnmountJob | jobs.DiscardJob):
-                    _let_go(descriptors[-1])
+                if is_last:
+                    answer = await self._handed_over(number, message, descriptors)
+                else:
+                    answer = await self._given(number, message, descriptors)
                 began = _now()
                 outcome = await answer
             is_waiting = isinstance(job, jobs.UnmountJob) or _is_sync(job)
@@ -233,6 +236,22 @@ class Mounter:
         if outcome.errno:
             return outcome._replace(minor=made.minor, inode=made.inode, created_ns=made.created_ns)
         return outcome
+
+    async def _handed_over(
+        self, number: int, message: bytes, descriptors: tuple[int, ...]
+    ) -> asyncio.Future[jobs.Outcome]:
+        """Send a job with its descriptors, of which the last then refers to `/dev/null` here.
+
+        The child waits for that, so that it is the last to close what the descriptor referred to.
+        """
+        held, holding = os.pipe()
+        try:
+            answer = await self._given(number, message, (*descriptors, held))
+            _let_go(descriptors[-1])
+        finally:
+            os.close(held)
+            os.close(holding)
+        return answer
 
     async def _given(
         self, number: int, message: bytes, descriptors: tuple[int, ...]
@@ -280,7 +299,7 @@ class Mounter:
             self._is_up.set()
             reading = asyncio.create_task(self._read(ours))
             try:
-                status = await self._process.wait()
+                status = await self._ended(self._process)
                 # children of a killed mounter may still send an answer
                 await asyncio.wait([reading], timeout=_LAST_ANSWERS_S)
             finally:
@@ -288,6 +307,19 @@ class Mounter:
                 reading.cancel()
                 self._give_up()
         return status
+
+    async def _ended(self, process: asyncio.subprocess.Process) -> int:
+        """Return the exit status of a mounter; soon after it was killed, even while it hangs."""
+        ending = asyncio.create_task(process.wait())
+        try:
+            while not ending.done():
+                await asyncio.wait([ending], timeout=mounter.STUCK_S)
+                if not ending.done() and not self._is_up.is_set():
+                    # it hangs in the kernel
+                    return -signal.SIGKILL
+            return ending.result()
+        finally:
+            ending.cancel()
 
     async def _read(self, control: socket.socket) -> None:
         loop = asyncio.get_running_loop()

@@ -29,6 +29,10 @@ The kernel drops and reports further descriptors.
 """
 
 
+CREDENTIALS: Final = socket.CMSG_SPACE(struct.calcsize("i2I"))
+"""The room for the credentials of a packet's sender."""
+
+
 def receive(connection: int, passing: int) -> jobs.Outcome:
     """Receive a packet from a pod's `connection` and pass it on over the socket `passing`.
 
@@ -54,8 +58,14 @@ def receive(connection: int, passing: int) -> jobs.Outcome:
 
 
 def discard(connection: int) -> jobs.Outcome:
-    """Close a pod's connection; nobody else may have it open."""
-    os.close(connection)
+    """Receive all that is left in a drained connection, and close it; nobody else has it open.
+
+    Closing with an unread packet would reset the connection before the peer reads the reply.
+    """
+    with contextlib.suppress(OSError), socket.socket(fileno=connection) as pod:
+        # with room for the credentials only, which every packet has; the kernel closes the rest
+        while pod.recvmsg(1, CREDENTIALS, socket.MSG_DONTWAIT)[1]:
+            pass
     return jobs.Outcome()
 
 
