@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -15,6 +16,10 @@ os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 # Nothing here trusts the authorities of this machine, whose file takes 25 ms to read: in every
 # process that imports aiohttp, and for every client of Kubernetes.
 os.environ["SSL_CERT_FILE"] = os.devnull
+
+# A shell starts background jobs with SIGINT ignored, and so would be every program started here.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 settings.register_profile("here", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True)
