@@ -73,17 +73,17 @@ def test_forgetting_keys_that_are_full_again_changes_no_answer(
 def test_to_ask_for_a_token_of_a_key_tells_what_a_take_would_and_takes_nothing(
     calls: list[tuple[int, int, bool]],
 ) -> None:
-    asked = pacing.KeyedBuckets[int](per_s=0.5, burst=2, keys_max=4)
+    buckets = pacing.KeyedBuckets[int](per_s=0.5, burst=2, keys_max=4)
     unasked = pacing.KeyedBuckets[int](per_s=0.5, burst=2, keys_max=4)
     now = 0
     for key, gap, is_taken in calls:
         now += gap
-        count = len(asked)
-        has_token = asked.has_token(key, now)
-        assert asked.has_token(key, now) == has_token
-        assert len(asked) == count
+        count = len(buckets)
+        has_token = buckets.has_token(key, now)
+        assert buckets.has_token(key, now) == has_token
+        assert len(buckets) == count
         if is_taken:
-            assert asked.try_take(key, now) == unasked.try_take(key, now) == has_token
+            assert buckets.try_take(key, now) == unasked.try_take(key, now) == has_token
 
 
 def test_to_ask_for_a_token_does_not_keep_a_key_from_being_forgotten() -> None:

@@ -1,4 +1,4 @@
-"""Mounters that do something else than the usual one, as commands for `mounter_client.Mounter`."""
+"""Commands of faulty mounters, for `mounter_client.Mounter`."""
 
 import sys
 

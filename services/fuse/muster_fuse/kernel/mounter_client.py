@@ -60,7 +60,7 @@ class Lane:
         self._slow_until = 0.0
 
     def is_slow(self, now: float) -> bool:
-        """Return whether a job of this pod was slow of late; `now` is on the loop's clock."""
+        """Return whether a recent job of this pod was slow; `now` is on the loop's clock."""
         return now < self._slow_until
 
     def record(self, *, took_s: float, is_waiting: bool, now: float) -> None:
