@@ -119,6 +119,7 @@ async def _allow(
         await mounter.mount(job, peer=peer, directory=descriptors[0], reply=asking.fileno())
     else:
         unmount = jobs.UnmountJob(caller, lazy=False)
-        outcome = await mounter.unmount(unmount, peer=peer, root=descriptors[0])
+        root = mounter_client.PodDescriptor(descriptors[0])
+        outcome = await mounter.unmount(unmount, peer=peer, root=root)
         asking.send(protocol.reply(request.operation, errno=outcome.errno, text=outcome.text))
     os.close(peer)

@@ -39,7 +39,9 @@ class Asking(NamedTuple):
     async def unmount(self, mounter: mounter_client.Mounter, *, lazy: bool = False) -> jobs.Outcome:
         """Do what a broker does that allows the unmount."""
         job = jobs.UnmountJob(self.caller, lazy)
-        return await mounter.unmount(job, peer=self.peer, root=self.descriptor)
+        return await mounter.unmount(
+            job, peer=self.peer, root=mounter_client.PodDescriptor(self.descriptor)
+        )
 
     def line(self) -> str:
         """Return the next line that the process prints."""

@@ -68,7 +68,7 @@ class Peer:
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
         self.pidfd = -1
-        self.descriptors: list[int] = []
+        self.descriptors: list[mounter_client.PodDescriptor] = []
         self._message = b""
         self._lock = threading.Lock()
         self._is_closed = False
@@ -101,7 +101,8 @@ class Peer:
             )
             with contextlib.suppress(BlockingIOError):
                 size = receiving.HEADER.size + protocol.PACKET_MAX
-                self._message, self.descriptors, _ = receiving.receive_now(ours, size)
+                self._message, received, _ = receiving.receive_now(ours, size)
+                self.descriptors = [*map(mounter_client.PodDescriptor, received)]
         return outcome
 
     def request(self) -> protocol.Request | None:
@@ -126,7 +127,7 @@ class Peer:
                 return None
             pid, uid, gid = self._identify()
             try:
-                target = _target(self.descriptors[0]) if self.descriptors else None
+                target = _target(self.descriptors[0].number) if self.descriptors else None
                 lines = _lines(pid, target.mount_id) if target else {}
                 process = _read_process(pid, uid=uid, gid=gid)
             except (OSError, caller.Unclear) as error:
@@ -138,7 +139,14 @@ class Peer:
             self._check_runs()
             return Received(request, process, _own(), target, lines)
 
-    def drain(self) -> bool:
+    def undiscarded(self) -> list[mounter_client.PodDescriptor]:
+        """Return what must be discarded before `close`, and receive nothing more."""
+        left = [descriptor for descriptor in self.descriptors if not descriptor.is_taken]
+        if not self._drain():
+            left.append(mounter_client.PodDescriptor(self.connection.fileno()))
+        return left
+
+    def _drain(self) -> bool:
         """Receive nothing more; return False if descriptors are left that nobody has received.
 
         Closing with an unread packet would reset the connection before the peer reads the reply.
@@ -159,13 +167,13 @@ class Peer:
         return False
 
     def close(self) -> None:
-        """Close the connection, which must be drained, and all descriptors."""
+        """Close the connection, and what the pod had sent; the pod can no longer delay that."""
         with self._lock:
             self._is_closed = True
             self.connection.close()
-            for descriptor in (self.pidfd, *self.descriptors):
-                if descriptor >= 0:
-                    os.close(descriptor)
+            for number in (self.pidfd, *(descriptor.number for descriptor in self.descriptors)):
+                if number >= 0:
+                    os.close(number)
             self.pidfd, self.descriptors = -1, []
 
     def _identify(self) -> tuple[int, int, int]:

@@ -25,9 +25,12 @@ _DISCARD_RETRY_S: Final = 1.0
 class _Served:
     """A pod with its socket, and a lock that serves its requests one by one."""
 
-    def __init__(self, pod: caller.Pod, listener: sockets.Listener) -> None:
+    def __init__(
+        self, pod: caller.Pod, listener: sockets.Listener, lane: mounter_client.Lane
+    ) -> None:
         self.pod = pod
         self.listener = listener
+        self.lane = lane
         self.turn = asyncio.Lock()
         self.reading = blocking.Serial()
         """Runs the calls that read the mount tables of the pod's processes."""
@@ -71,7 +74,9 @@ class Broker:
             connections=self._settings.connections_per_pod,
             discard=lambda connected: self._discard(served, connected),
         )
-        served = _Served(pod, listener)
+        # the broker's own socket never has a slow lane
+        lane = self._lanes.setdefault(pod.uid, mounter_client.Lane(can_be_slow=bool(pod.namespace)))
+        served = _Served(pod, listener, lane)
         await listener.start(socket_path, lambda connected: self._serve(served, connected))
         self._served[pod.uid] = served
 
@@ -143,7 +148,7 @@ class Broker:
 
     async def _received(self, served: _Served, connected: peer.Peer) -> protocol.Request | None:
         """Receive a request with its descriptors; return None if the peer has disconnected."""
-        outcome = await connected.receive(self._mounter, self._lane(served))
+        outcome = await connected.receive(self._mounter, served.lane)
         await self._free(served, outcome)
         request = connected.request()
         if request is None:
@@ -151,16 +156,16 @@ class Broker:
         return request
 
     async def _discard(self, served: _Served, connected: peer.Peer) -> None:
-        """Close a connection with descriptors that nobody has received."""
-        connection = connected.connection.fileno()
-        while True:
-            outcome = await self._mounter.discard(connection=connection, lane=self._lane(served))
-            if outcome.stage not in {"limit", "mounter"}:
-                break
-            await asyncio.sleep(_DISCARD_RETRY_S)
-        await self._free(served, outcome)
+        """Have all closed that the pod has sent over a connection, and whose closing may hang."""
+        left = connected.undiscarded()
+        for descriptor in left:
+            while not descriptor.is_taken:
+                outcome = await self._mounter.discard(descriptor, served.lane)
+                await self._free(served, outcome)
+                if not descriptor.is_taken:
+                    await asyncio.sleep(_DISCARD_RETRY_S)
         # until then, the connection counts as one of the pod's
-        while self._mounter.is_stuck(self._lane(served)):  # noqa: ASYNC110  # rare, and may be late
+        while left and self._mounter.is_stuck(served.lane):  # noqa: ASYNC110  # rare
             await asyncio.sleep(_DISCARD_RETRY_S)
 
     async def _free(self, served: _Served, outcome: jobs.Outcome) -> None:
@@ -168,12 +173,6 @@ class Broker:
         if outcome.stage == "stuck":
             reason = "its daemon does not let a file be closed that the pod has sent to the broker"
             await self._ledger.abort_unanswered(served.pod.uid, reason)
-
-    def _lane(self, served: _Served) -> mounter_client.Lane:
-        """Return the pod's lane; the broker's own socket never has a slow one."""
-        if not served.pod.namespace:
-            return mounter_client.Lane()
-        return self._lanes.setdefault(served.pod.uid, mounter_client.Lane())
 
     async def _do(self, served: _Served, connected: peer.Peer, request: protocol.Request) -> bytes:
         """Execute a request; return the reply, or no bytes if none is to be sent."""
@@ -212,7 +211,7 @@ class Broker:
             text = "an earlier request from this pod is still in progress; try again"
             raise Refusal(Reason.BUSY, errno.EBUSY, text) from None
         try:
-            if self._mounter.is_stuck(self._lane(served)):
+            if self._mounter.is_stuck(served.lane):
                 text = "an earlier mount of this pod hangs in the kernel; delete the pod"
                 raise Refusal(Reason.STUCK, errno.EBUSY, text)
             yield
@@ -236,9 +235,9 @@ class Broker:
             outcome = await self._mounter.mount(
                 job,
                 peer=connected.pidfd,
-                directory=connected.descriptors[0],
+                directory=connected.descriptors[0].number,
                 reply=connected.connection.fileno(),
-                lane=self._lane(served),
+                lane=served.lane,
             )
             if outcome.minor and (not outcome.errno or await self._ledger.exists(outcome)):
                 await self._ledger.record(served.pod, job, point, outcome)
@@ -251,7 +250,7 @@ class Broker:
             received.request, asking, root=received.descriptor(), lines=received.lines
         )
         outcome = await self._mounter.unmount(
-            job, peer=connected.pidfd, root=connected.descriptors[0], lane=self._lane(served)
+            job, peer=connected.pidfd, root=connected.descriptors[0], lane=served.lane
         )
         _check(outcome)
 

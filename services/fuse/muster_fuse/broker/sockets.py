@@ -1,8 +1,8 @@
 """Adapter: a pod's socket: accepts connections, limited in number and rate.
 
-Closing a connection also closes the descriptors that the pod has sent but nobody has received,
-which the pod can delay without limit. Such a connection is closed elsewhere, by `discard`. Only
-then is the connection's slot free. So a pod can block its own connections, but nothing else.
+A pod can delay the closing of the descriptors that it has sent, without limit. So `discard` closes
+them elsewhere, before the connection is closed and its slot is free: a pod can block its own
+connections, but nothing else.
 """
 
 import asyncio
@@ -118,8 +118,7 @@ class Listener:
         task.add_done_callback(lambda _: self._slots.release())
 
     async def _end(self, connected: peer.Peer) -> None:
-        if not connected.drain():
-            await self._discard(connected)
+        await self._discard(connected)
         await self._closing.run(connected.close)
 
 

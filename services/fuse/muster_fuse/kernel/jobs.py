@@ -9,6 +9,8 @@ from typing import Final, NamedTuple
 
 MESSAGE_MAX: Final = 16_384
 """The longest message between the broker and the mounter, in bytes."""
+STARTED: Final = "started"
+"""The stage of an outcome that is not final: a child has the job's descriptors."""
 ATTACHING: Final = "attaching"
 """The stage of an outcome that is not final: the mount exists, and is about to be attached."""
 _TEXT_MAX: Final = 1000
@@ -61,7 +63,10 @@ class ReceiveJob(NamedTuple):
 
 
 class DiscardJob(NamedTuple):
-    """A request to close a pod's connection with the descriptors that nobody has received."""
+    """A request to close a descriptor that a pod has sent, or a pod's connection.
+
+    With the connection, those descriptors are closed that nobody has received from it.
+    """
 
 
 class SelfTestJob(NamedTuple):

@@ -7,13 +7,14 @@ process. It receives jobs on a SOCK_SEQPACKET socket:
 |-------------------|----------------------------------------------------------------------------|
 | a job, received   | number of the job, 4 bytes; jobs.encode(job); its descriptors, in the order |
 |                   | of DESCRIPTORS                                                             |
-| an answer, sent   | number of the job, 4 bytes; jobs.encode_outcome(outcome); a mount has an   |
-|                   | earlier answer, with the stage jobs.ATTACHING                              |
+| an answer, sent   | number of the job, 4 bytes; jobs.encode_outcome(outcome); earlier answers  |
+|                   | have the stages jobs.STARTED (a job with `held`), jobs.ATTACHING (a mount) |
 | stuck job, sent   | 0, 4 bytes; the number of the job, 4 bytes; 1 when its child gets stuck, 0  |
 |                   | when that ends, 4 bytes                                                    |
 
-`held` is a pipe that the broker closes when it no longer has the job's other descriptor open,
-because the last process that closes it may hang.
+The last process that closes a descriptor of a pod may hang, and that must be a child. So the broker
+keeps the job's descriptors open until it has the answer STARTED; `held` is a pipe that it closes
+when it has closed the descriptor before `held`, for which the child waits.
 
 A child sends its own answer. If it was killed, at its deadline or otherwise, the mounter answers
 instead. A child that does not end after it was killed hangs in the kernel: it is stuck, and is
@@ -54,7 +55,7 @@ DESCRIPTORS: Final = {
     jobs.MountJob: ("peer", "directory", "reply"),
     jobs.UnmountJob: ("peer", "root", "held"),
     jobs.ReceiveJob: ("connection", "passing"),
-    jobs.DiscardJob: ("connection", "held"),
+    jobs.DiscardJob: ("discarded", "held"),
     jobs.SelfTestJob: (),
 }
 
@@ -144,10 +145,7 @@ class _Mounter:
                 "a job comes with its descriptors"
             )
             stuck = sum(child.is_stuck for child in self._children.values())
-            # not even this process may close what a pod has sent
-            if not isinstance(job, jobs.DiscardJob) and (
-                text := _limit(len(self._children), stuck)
-            ):
+            if text := _limit(len(self._children), stuck):
                 self._answer(number, jobs.Outcome(errno.EAGAIN, text, "limit"))
             else:
                 self._start(number, job, descriptors)
@@ -161,8 +159,7 @@ class _Mounter:
     def _start(self, number: int, job: jobs.Job, descriptors: list[int]) -> None:
         """Fork a child, which begins when this process has closed the job's descriptors.
 
-        The last process with a reference to a removed mount shuts down its file system, and may
-        hang: that must be the child.
+        This process closes them even if it cannot fork: the broker still has them open.
         """
         begin, begun = os.pipe()
         parent = os.getpid()
@@ -212,11 +209,12 @@ class _Mounter:
 _LATE: Final = jobs.Outcome(errno.ETIMEDOUT, "the job did not end in time", "deadline")
 
 
-def _wait_until_closed(held: int) -> None:
-    """Wait until the broker has let a descriptor go, so that this process is the last to close it.
+def _take_over(held: int, report: Callable[[jobs.Outcome], None]) -> None:
+    """Report that this child has the job's descriptors, and wait until the broker has closed one.
 
-    `held` is the reading end of a pipe, whose other end the broker closes.
+    `held` is the reading end of a pipe, whose other end the broker closes then.
     """
+    report(jobs.Outcome(stage=jobs.STARTED))
     os.read(held, 1)
     os.close(held)
 
@@ -253,15 +251,15 @@ def _outcome(  # noqa: PLR0911  # one for each job
                 )
             case jobs.UnmountJob():
                 peer, root, held = descriptors
-                _wait_until_closed(held)
+                _take_over(held, report)
                 return mount_steps.unmount(job, host, peer=peer, root=root)
             case jobs.ReceiveJob():
                 connection, passing = descriptors
                 return receiving.receive(connection, passing)
             case jobs.DiscardJob():
-                connection, held = descriptors
-                _wait_until_closed(held)
-                return receiving.discard(connection)
+                discarded, held = descriptors
+                _take_over(held, report)
+                return receiving.discard(discarded)
             case jobs.SelfTestJob():
                 return self_test.run(job)
     except mount_steps.Failed as failed:

@@ -27,8 +27,14 @@ _QUICK_S: Final = 0.5
 """How long a job may take before its lane counts as slow; a mount takes some 10 ms."""
 _QUICK_WAITING_S: Final = 2.0
 """The same for a mount that waits for its daemon, and an unmount that waits for its users."""
-_SLOW_S: Final = 600.0
-"""How long a lane counts as slow after a job that was not quick."""
+_SLOW_MIN_S: Final = 30.0
+"""How long a lane counts as slow after a job that was not quick.
+
+Each further such job doubles it, until the lane has been quick for the longest time.
+"""
+_SLOW_MAX_S: Final = 600.0
+_SLOW_JOBS_MAX: Final = 2
+"""How many slots of the slow lanes one lane may take."""
 _SLOT_S: Final = 5.0
 _MARGIN_S: Final = 3.0
 """How long the mounter may take to answer after a child's deadline."""
@@ -54,19 +60,66 @@ class Lane:
     until they count as slow.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, can_be_slow: bool = True) -> None:
         self.stuck: set[int] = set()
         """The numbers of this pod's jobs that got stuck, some of which may have ended."""
-        self._slow_until = 0.0
+        self.slow_jobs = asyncio.Semaphore(_SLOW_JOBS_MAX)
+        self._can_be_slow = can_be_slow
+        self._slow_s = _SLOW_MIN_S
+        self._slow_until = -_SLOW_MAX_S
 
     def is_slow(self, now: float) -> bool:
         """Return whether a recent job of this pod was slow; `now` is on the loop's clock."""
-        return now < self._slow_until
+        return self._can_be_slow and now < self._slow_until
 
     def record(self, *, took_s: float, is_waiting: bool, now: float) -> None:
         """Record how long the mounter took for a job."""
         if took_s > (_QUICK_WAITING_S if is_waiting else _QUICK_S):
-            self._slow_until = now + _SLOW_S
+            was_quick = now - self._slow_until > _SLOW_MAX_S
+            self._slow_s = _SLOW_MIN_S if was_quick else min(2 * self._slow_s, _SLOW_MAX_S)
+            self._slow_until = now + self._slow_s
+
+
+class PodDescriptor:
+    """A descriptor that a pod has sent, or a pod's connection: the pod may delay its closing.
+
+    So a child of the mounter must be the last to close it.
+    """
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.is_taken = False
+        """Whether a child closes it; the number then refers to `/dev/null` in this process."""
+
+    def let_go(self) -> None:
+        """Point the number at `/dev/null`; a closed number could be reused while others use it."""
+        nothing = os.open("/dev/null", os.O_PATH | os.O_CLOEXEC)
+        os.dup2(nothing, self.number, inheritable=False)
+        os.close(nothing)
+        self.is_taken = True
+
+
+class _Sent:
+    """A job that was sent to the mounter."""
+
+    def __init__(self) -> None:
+        loop = asyncio.get_running_loop()
+        self.answer: asyncio.Future[jobs.Outcome] = loop.create_future()
+        """The final outcome."""
+        self.started: asyncio.Future[None] = loop.create_future()
+        """Done once a child has the job's descriptors."""
+        self.attaching = jobs.Outcome()
+        """The mount that was made, which may have been attached even if the job failed."""
+
+    def receive(self, outcome: jobs.Outcome) -> None:
+        """Receive the next of the job's outcomes, of which the last is final."""
+        match outcome.stage:
+            case jobs.STARTED:
+                self.started.set_result(None)
+            case jobs.ATTACHING:
+                self.attaching = outcome
+            case _:
+                self.answer.set_result(outcome)
 
 
 class _Slots(enum.Enum):
@@ -91,9 +144,8 @@ class Mounter:
         self._command = command
         self._deadline_s = deadline_s
         self._numbers = itertools.count(1)
-        self._waiting: dict[int, asyncio.Future[jobs.Outcome]] = {}
+        self._sent: dict[int, _Sent] = {}
         self._stuck: set[int] = set()
-        self._attaching: dict[int, jobs.Outcome] = {}
         self._slots = {kind: asyncio.Semaphore(JOBS_MAX) for kind in _Slots}
         self._control: socket.socket | None = None
         self._is_up = asyncio.Event()
@@ -157,22 +209,20 @@ class Mounter:
         wait_s = mounter.RECEIVE_DEADLINE_S
         return await self._do(jobs.ReceiveJob(), descriptors, wait_s=wait_s, lane=lane)
 
-    async def discard(self, *, connection: int, lane: Lane | None = None) -> jobs.Outcome:
-        """Close a connection with the descriptors that nobody has received from it.
+    async def discard(self, descriptor: PodDescriptor, lane: Lane | None = None) -> jobs.Outcome:
+        """Have a child close a descriptor, or a connection with those descriptors still in it.
 
-        The descriptor then refers to `/dev/null`, so that the mounter's child is the last to close.
+        If no child could be started, the descriptor is not taken.
         """
         wait_s = mounter.RECEIVE_DEADLINE_S
-        return await self._do(jobs.DiscardJob(), (connection,), wait_s=wait_s, lane=lane)
+        return await self._do(jobs.DiscardJob(), (), wait_s=wait_s, lane=lane, taken=descriptor)
 
     async def unmount(
-        self, job: jobs.UnmountJob, *, peer: int, root: int, lane: Lane | None = None
+        self, job: jobs.UnmountJob, *, peer: int, root: PodDescriptor, lane: Lane | None = None
     ) -> jobs.Outcome:
-        """Remove the mount whose root is `root`; the descriptor then refers to `/dev/null`.
-
-        So the mounter's child is the last to let the mount go, which may hang.
-        """
-        return await self._do(job, (peer, root), wait_s=self._deadline_s, lane=lane)
+        """Have a child remove the mount whose root is `root`, and close the descriptor."""
+        wait_s = self._deadline_s
+        return await self._do(job, (peer,), wait_s=wait_s, lane=lane, taken=root)
 
     async def self_test(self, job: jobs.SelfTestJob) -> jobs.Outcome:
         """Mount, use and unmount through the broker's own socket."""
@@ -185,38 +235,46 @@ class Mounter:
         *,
         wait_s: float,
         lane: Lane | None = None,
+        taken: PodDescriptor | None = None,
     ) -> jobs.Outcome:
+        """Do a job in a free slot, with `descriptors` and with one that the child takes over."""
         lane = lane or Lane()
         kind = _Slots.SYNC_INIT if _is_sync(job) else _Slots.QUICK
-        slots = self._slots[_Slots.SLOW if lane.is_slow(_now()) else kind]
-        try:
-            async with asyncio.timeout(_SLOT_S):
-                await slots.acquire()
-        except TimeoutError:
-            text = f"{JOBS_MAX} requests are already in progress on this node; try again"
-            return jobs.Outcome(errno.EAGAIN, text, "limit")
-        try:
-            return await self._answered(job, descriptors, wait_s=wait_s, lane=lane)
-        finally:
-            slots.release()
+        slots = [self._slots[kind]]
+        if lane.is_slow(_now()):
+            slots = [lane.slow_jobs, self._slots[_Slots.SLOW]]
+        async with contextlib.AsyncExitStack() as slots_taken:
+            try:
+                async with asyncio.timeout(_SLOT_S):
+                    for slot in slots:
+                        await slots_taken.enter_async_context(slot)
+            except TimeoutError:
+                text = f"{JOBS_MAX} requests are already in progress on this node; try again"
+                return jobs.Outcome(errno.EAGAIN, text, "limit")
+            return await self._answered(job, descriptors, wait_s=wait_s, lane=lane, taken=taken)
 
     async def _answered(
-        self, job: jobs.Job, descriptors: tuple[int, ...], *, wait_s: float, lane: Lane
+        self,
+        job: jobs.Job,
+        descriptors: tuple[int, ...],
+        *,
+        wait_s: float,
+        lane: Lane,
+        taken: PodDescriptor | None,
     ) -> jobs.Outcome:
         message = jobs.encode(job)
         if len(message) > jobs.MESSAGE_MAX:
             text = "the job is too long for the mounter: is the caller in thousands of groups?"
             return jobs.Outcome(errno.E2BIG, text, "mounter")
         number = next(self._numbers)
-        is_last = isinstance(job, jobs.UnmountJob | jobs.DiscardJob)
         try:
             async with asyncio.timeout(wait_s + _MARGIN_S):
-                if is_last:
-                    answer = await self._handed_over(number, message, descriptors)
+                if taken is not None:
+                    sent = await self._hand_over(number, message, descriptors, taken)
                 else:
-                    answer = await self._given(number, message, descriptors)
+                    sent = await self._send(number, message, descriptors)
                 began = _now()
-                outcome = await answer
+                outcome = await sent.answer
             is_waiting = isinstance(job, jobs.UnmountJob) or _is_sync(job)
             lane.record(took_s=_now() - began, is_waiting=is_waiting, now=_now())
         except TimeoutError:
@@ -229,44 +287,43 @@ class Mounter:
             text = f"the mounter does not accept jobs: {error.strerror}"
             return jobs.Outcome(error.errno or errno.EIO, text, "mounter")
         finally:
-            self._waiting.pop(number, None)
-            made = self._attaching.pop(number, jobs.Outcome())
+            made = (self._sent.pop(number, None) or _Sent()).attaching
         if outcome.stage == "stuck":
             lane.stuck.add(number)
         if outcome.errno:
             return outcome._replace(minor=made.minor, inode=made.inode, created_ns=made.created_ns)
         return outcome
 
-    async def _handed_over(
-        self, number: int, message: bytes, descriptors: tuple[int, ...]
-    ) -> asyncio.Future[jobs.Outcome]:
-        """Send a job with its descriptors, of which the last then refers to `/dev/null` here.
+    async def _hand_over(
+        self, number: int, message: bytes, descriptors: tuple[int, ...], taken: PodDescriptor
+    ) -> _Sent:
+        """Send a job with its descriptors; once a child has them, let go of the one that it takes.
 
         The child waits for that, so that it is the last to close what the descriptor referred to.
         """
         held, holding = os.pipe()
         try:
-            answer = await self._given(number, message, (*descriptors, held))
-            _let_go(descriptors[-1])
+            sent = await self._send(number, message, (*descriptors, taken.number, held))
+            await asyncio.wait((sent.started, sent.answer), return_when=asyncio.FIRST_COMPLETED)
+            if sent.started.done():
+                taken.let_go()
         finally:
             os.close(held)
             os.close(holding)
-        return answer
+        return sent
 
-    async def _given(
-        self, number: int, message: bytes, descriptors: tuple[int, ...]
-    ) -> asyncio.Future[jobs.Outcome]:
+    async def _send(self, number: int, message: bytes, descriptors: tuple[int, ...]) -> _Sent:
         """Send a job to the mounter, or to a new mounter process if the old one has just ended."""
         packet = mounter.NUMBER.pack(number) + message
-        while number not in self._waiting:
+        while number not in self._sent:
             await self._is_up.wait()
             assert self._control is not None, "the mounter is up"
             try:
                 socket.send_fds(self._control, [packet], descriptors, socket.MSG_NOSIGNAL)
-                self._waiting[number] = asyncio.get_running_loop().create_future()
+                self._sent[number] = _Sent()
             except (BrokenPipeError, ConnectionResetError):
                 self._is_up.clear()
-        return self._waiting[number]
+        return self._sent[number]
 
     async def _keep_running(self) -> None:
         loop = asyncio.get_running_loop()
@@ -329,18 +386,14 @@ class Mounter:
                 if number == 0:
                     _, job, is_stuck = mounter.STUCK.unpack(message)
                     self._stuck = self._stuck | {job} if is_stuck else self._stuck - {job}
-                elif (answer := self._waiting.get(number)) and not answer.done():
-                    outcome = jobs.decode_outcome(message[mounter.NUMBER.size :])
-                    if outcome.stage == jobs.ATTACHING:
-                        self._attaching[number] = outcome
-                    else:
-                        answer.set_result(outcome)
+                elif (sent := self._sent.get(number)) and not sent.answer.done():
+                    sent.receive(jobs.decode_outcome(message[mounter.NUMBER.size :]))
 
     def _give_up(self) -> None:
         self._stuck = set()
-        for answer in self._waiting.values():
-            if not answer.done():
-                answer.set_result(jobs.Outcome(errno.EIO, "the mounter has ended", "mounter"))
+        for sent in self._sent.values():
+            if not sent.answer.done():
+                sent.answer.set_result(jobs.Outcome(errno.EIO, "the mounter has ended", "mounter"))
 
 
 def _is_sync(job: jobs.Job) -> bool:
@@ -349,10 +402,3 @@ def _is_sync(job: jobs.Job) -> bool:
 
 def _now() -> float:
     return asyncio.get_running_loop().time()
-
-
-def _let_go(descriptor: int) -> None:
-    """Point a descriptor at /dev/null, so that it no longer keeps a mount busy."""
-    nothing = os.open("/dev/null", os.O_PATH | os.O_CLOEXEC)
-    os.dup2(nothing, descriptor, inheritable=False)
-    os.close(nothing)

@@ -1,9 +1,9 @@
-"""Adapter: a pod's connection: receives a packet, or discards packets, in a child of the mounter.
+"""Adapter: a pod's connection: receives a packet, or discards what is left, in a mounter's child.
 
 A pod chooses the descriptors that it sends, and its file system can delay the closing of a
 descriptor without limit: the process that closes it then cannot be killed. So they are received and
-closed in a process that nothing else needs. It passes on only descriptors opened with O_PATH, which
-close at once, and closes the others before it answers.
+closed in a process that nothing else needs. It passes on a descriptor only if it is the only one
+and was opened with O_PATH: even that may be the last reference to a mount, and be slow to close.
 """
 
 import contextlib
@@ -47,7 +47,8 @@ def receive(connection: int, passing: int) -> jobs.Outcome:
     ):
         packet, descriptors, flags = receive_now(pod, protocol.PACKET_MAX + 1)
         is_cut = bool(flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC))
-        passed = [descriptor for descriptor in descriptors if _closes_at_once(descriptor)]
+        # no request has more than one
+        passed = descriptors if len(descriptors) == 1 and _is_path(descriptors[0]) else []
         message = HEADER.pack(len(descriptors), is_cut) + packet[: protocol.PACKET_MAX]
         socket.send_fds(onward, [message], passed)
     for descriptor in descriptors:
@@ -57,12 +58,15 @@ def receive(connection: int, passing: int) -> jobs.Outcome:
     return jobs.Outcome()
 
 
-def discard(connection: int) -> jobs.Outcome:
-    """Receive all that is left in a drained connection, and close it; nobody else has it open.
+def discard(discarded: int) -> jobs.Outcome:
+    """Close a descriptor that nobody else has open, or a drained connection with all that is left.
 
     Closing with an unread packet would reset the connection before the peer reads the reply.
     """
-    with contextlib.suppress(OSError), socket.socket(fileno=connection) as pod:
+    if _is_path(discarded):
+        os.close(discarded)
+        return jobs.Outcome()
+    with contextlib.suppress(OSError), socket.socket(fileno=discarded) as pod:
         # with room for the credentials only, which every packet has; the kernel closes the rest
         while pod.recvmsg(1, CREDENTIALS, socket.MSG_DONTWAIT)[1]:
             pass
@@ -86,5 +90,5 @@ def receive_now(connection: socket.socket, size: int) -> tuple[bytes, list[int],
     return packet, descriptors, received
 
 
-def _closes_at_once(descriptor: int) -> bool:
+def _is_path(descriptor: int) -> bool:
     return bool(fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_PATH)
