@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from muster_fuse.broker import observations
+from muster_fuse.kernel import mounter_client
 from muster_fuse.request.decision import Reason
 from tests.worlds import fuse_broker, fuse_mounter, fuse_pods
 
@@ -451,33 +452,6 @@ def test_a_file_that_takes_forever_to_close_holds_up_nobody() -> None:
 
 
 UNWRITTEN = """
-import struct
-device = mount(broker(), "/mnt/home")
-if os.fork() == 0:
-    # with a cache for writing (flag 65536 of the answer to INIT), and no answer to a WRITE
-    while True:
-        try:
-            request = os.read(device, 1 << 18)
-        except OSError:
-            os._exit(0)
-        _, opcode, unique, node, *_ = struct.unpack_from("IIQQ", request)
-        operation = _OPCODES.get(opcode, "")
-        if operation in _UNANSWERED or opcode == 16:
-            continue
-        if operation == "INIT":
-            (ahead,) = struct.unpack_from("I", request[48:])
-            versions, rest = (7, 31, ahead, 1 << 16), (12, 9, 65536, 1, 0, 0, 0)
-            answer = struct.pack("IIIIHHIIHHI28x", *versions, *rest)
-        elif opcode == 4:
-            answer = struct.pack("QII", 0, 0, 0) + _attributes(node)
-        else:
-            answer = _answer(operation, node, request[40:])
-        error, body = (-answer, b"") if isinstance(answer, int) else (0, answer)
-        try:
-            os.write(device, struct.pack("IiQ", 16 + len(body), error, unique) + body)
-        except OSError:
-            pass
-os.close(device)
 sent, written = (os.open("/mnt/home/hello", os.O_RDWR) for _ in range(2))
 into, out = socket.socketpair()
 socket.send_fds(into, [b"x"], [sent])
@@ -498,7 +472,7 @@ def test_a_file_that_must_be_written_before_it_can_be_closed_holds_up_nobody(
 ) -> None:
     """Its closing waits for the daemon, whether the request carries a descriptor or must not."""
     with fuse_broker.running() as running, running.pod() as pod, running.pod() as other:
-        process = fuse_broker.program(pod, UNWRITTEN, operation)
+        process = fuse_broker.program(pod, fuse_broker.UNWRITTEN + UNWRITTEN, operation)
         assert process.stdout is not None
         refusal = {
             "1": "the descriptor was not opened with O_PATH",
@@ -510,6 +484,71 @@ def test_a_file_that_must_be_written_before_it_can_be_closed_holds_up_nobody(
         fuse_broker.until(lambda: running.mounter.stuck == 0)
         with fuse_broker.daemon(other) as daemon:
             fuse_broker.mounted(daemon)
+        process.communicate()
+
+
+DETACHED = """
+import ctypes, select
+libc = ctypes.CDLL(None, use_errno=True)
+libc.mmap.restype = ctypes.c_void_p
+
+
+def serving(device, has_end):
+    # READ (15) is never answered, FLUSH is not supported
+    while True:
+        if not select.select([device], [], [], 0.02)[0]:
+            continue
+        if has_end():
+            return
+        request = os.read(device, 1 << 18)
+        _, opcode, unique, node, *_ = struct.unpack_from("IIQQ", request)
+        operation = _OPCODES.get(opcode, "")
+        if operation in _UNANSWERED or opcode == 15:
+            continue
+        answer = errno.ENOSYS if operation == "FLUSH" else _answer(operation, node, request[40:])
+        error, body = (-answer, b"") if isinstance(answer, int) else (0, answer)
+        os.write(device, struct.pack("IiQ", 16 + len(body), error, unique) + body)
+
+
+for name in ("silent", "detached"):
+    os.mkdir(f"/mnt/tmp/{name}")
+silent = mount(broker(), "/mnt/tmp/silent")
+if os.fork() == 0:
+    serving(silent, lambda: False)
+os.close(silent)
+device = mount(broker(), "/mnt/tmp/detached")
+if os.fork() == 0:
+    trap = os.open("/mnt/tmp/silent/hello", os.O_RDONLY)
+    # private and writable: whoever writes to it has to read the file first
+    address = libc.mmap(None, 1 << 18, 3, 2, trap, ctypes.c_long(0))
+    serving(device, lambda: os.path.exists("/mnt/tmp/armed"))
+    libc.read(device, ctypes.c_void_p(address), 1 << 18)
+os.close(device)
+os.close(os.open("/mnt/tmp/detached/hello", os.O_RDONLY))
+last = os.open("/mnt/tmp/detached/hello", os.O_RDONLY)
+open("/mnt/tmp/armed", "w").close()
+# the daemon receives RELEASE into its trap, and an abort waits until it has received it
+os.close(last)
+print("armed", flush=True)
+sys.stdin.readline()
+"""
+
+
+def test_a_child_is_the_last_to_close_the_root_of_a_detached_mount() -> None:
+    with fuse_broker.running() as running, running.pod() as pod, running.pod() as other:
+        process = fuse_broker.program(pod, DETACHED)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "armed\n"
+        path = f"/proc/{process.pid}/root/mnt/tmp/detached"
+        root = mounter_client.PodDescriptor(os.open(path, os.O_PATH | os.O_NOFOLLOW))
+        assert fuse_broker.unmounted(pod, "/mnt/tmp/detached", lazy=True) == ""
+        outcome = running.call(running.mounter.discard(root))
+        assert (outcome.stage, root.is_taken, running.mounter.stuck) == ("stuck", True, 1)
+        os.close(root.number)
+        with fuse_broker.daemon(other) as daemon:
+            fuse_broker.mounted(daemon)
+        (pod.cgroup / "cgroup.kill").write_text("1")
+        fuse_broker.until(lambda: running.mounter.stuck == 0)
         process.communicate()
 
 

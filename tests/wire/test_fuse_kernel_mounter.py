@@ -279,6 +279,25 @@ def test_a_child_keeps_nothing_of_the_host_but_its_own_descriptors() -> None:
     asyncio.run(story())
 
 
+def test_a_descriptor_is_let_go_of_only_once_a_child_has_it() -> None:
+    async def story() -> None:
+        descriptor = mounter_client.PodDescriptor(os.open("/etc", os.O_PATH))
+        link = Path(f"/proc/self/fd/{descriptor.number}")
+        try:
+            async with mounter_client.Mounter(fuse_mounter.forkless(1)) as client:
+                outcome = await client.discard(descriptor)
+                text = "cannot start a process for the job: Resource temporarily unavailable"
+                assert outcome == jobs.Outcome(errno.EAGAIN, text, "limit")
+                assert (descriptor.is_taken, link.readlink()) == (False, Path("/etc"))
+                assert await client.discard(descriptor) == jobs.Outcome()
+                assert (descriptor.is_taken, link.readlink()) == (True, Path("/dev/null"))
+                assert client.restarts == 0
+        finally:
+            os.close(descriptor.number)
+
+    asyncio.run(story())
+
+
 def test_the_mounter_ends_when_its_socket_closes_and_its_children_have_ended() -> None:
     with fuse_pods.container() as pod, fuse_requests.mounting(pod, HOME, "--sync-init") as daemon:
         daemon.process.send_signal(signal.SIGSTOP)

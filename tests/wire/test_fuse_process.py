@@ -13,6 +13,7 @@ import pytest
 from muster import codec, vocabulary
 from muster.local import nats
 from muster.nats import bus, consumers, streams
+from muster_fuse import config
 from tests.worlds import (
     csi_kubelet,
     fuse_broker,
@@ -134,6 +135,33 @@ os._exit(0)
 """
 
 
+QUEUED = """
+import time
+connections, files = [], []
+written = os.open("/mnt/home/hello", os.O_RDWR)
+while len(connections) < int(sys.argv[2]):
+    over = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    over.settimeout(0)
+    try:
+        over.connect(sys.argv[1])
+    except BlockingIOError:
+        time.sleep(0.02)
+        continue
+    connections.append(over)
+    into, out = socket.socketpair()
+    file = os.open("/mnt/home/hello", os.O_RDWR)
+    socket.send_fds(into, [b"x"], [file])
+    os.close(file)
+    files.append(out)
+os.pwrite(written, b"y", 0)
+for over, out in zip(connections, files):
+    socket.send_fds(over, [b"junk"], [out.fileno()])
+    out.close()
+print("sent", flush=True)
+time.sleep(600)
+"""
+
+
 def hanging_below(pid: int) -> set[int]:
     """Return the descendants of a process that wait in the kernel and cannot be killed."""
     hanging = set()
@@ -177,6 +205,29 @@ def test_a_broker_ends_while_a_file_that_a_pod_has_sent_cannot_be_closed(
                 other = stack.enter_context(fuse_broker.daemon(pod, directory="/mnt/tmp/other"))
                 await asyncio.to_thread(fuse_broker.mounted, other)
             daemon.kill()
+            sending.communicate()
+
+    on_a_node(story)
+
+
+def test_a_broker_ends_while_many_connections_have_files_that_cannot_be_closed() -> None:
+    async def story(node: fuse_process.Node) -> None:
+        with contextlib.ExitStack() as stack:
+            async with node.broker() as broker:
+                await broker.said("listening")
+                await node.kubelet.wait_for_socket()
+                await node.kubelet.publish()
+                pod = stack.enter_context(a_pod(node))
+                # those that the broker serves, and those that it has not accepted yet
+                count = str(config.Limits().connections_per_pod + 17)
+                script = fuse_broker.UNWRITTEN + QUEUED
+                sending = fuse_broker.program(pod, script, fuse_broker.SOCKET, count)
+                assert sending.stdout is not None
+                assert await asyncio.to_thread(sending.stdout.readline) == "sent\n"
+                broker.process.send_signal(signal.SIGTERM)
+                await broker.ended()
+            assert sending.poll() is None
+            (pod.cgroup / "cgroup.kill").write_text("1")
             sending.communicate()
 
     on_a_node(story)

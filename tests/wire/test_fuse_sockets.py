@@ -33,7 +33,7 @@ def test_no_link_in_the_directory_makes_another_file_open_to_everybody() -> None
             listener = sockets.Listener(connections=1, discard=lambda _: asyncio.sleep(0))
             with contextlib.suppress(OSError):
                 await listener.start(directory / "broker.sock", lambda _: asyncio.sleep(0))
-            await listener.stop()
+            await listener.stop(wait_s=1.0)
 
         async def story() -> None:
             for _ in range(_TIMES):
@@ -56,7 +56,7 @@ def test_a_socket_is_open_to_everybody() -> None:
             listener = sockets.Listener(connections=1, discard=lambda _: asyncio.sleep(0))
             await listener.start(path, lambda _: asyncio.sleep(0))
             mode = stat.filemode(path.stat().st_mode)
-            await listener.stop()
+            await listener.stop(wait_s=1.0)
             return mode
 
         assert asyncio.run(story()) == "srw-rw-rw-"

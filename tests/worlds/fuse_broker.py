@@ -223,6 +223,36 @@ def point(path):
 
 """
 )
+UNWRITTEN: Final = """
+import struct
+device = mount(broker(), "/mnt/home")
+if os.fork() == 0:
+    # with a cache for writing (flag 65536 of the answer to INIT), and no answer to a WRITE
+    while True:
+        try:
+            request = os.read(device, 1 << 18)
+        except OSError:
+            os._exit(0)
+        _, opcode, unique, node, *_ = struct.unpack_from("IIQQ", request)
+        operation = _OPCODES.get(opcode, "")
+        if operation in _UNANSWERED or opcode == 16:
+            continue
+        if operation == "INIT":
+            (ahead,) = struct.unpack_from("I", request[48:])
+            versions, rest = (7, 31, ahead, 1 << 16), (12, 9, 65536, 1, 0, 0, 0)
+            answer = struct.pack("IIIIHHIIHHI28x", *versions, *rest)
+        elif opcode == 4:
+            answer = struct.pack("QII", 0, 0, 0) + _attributes(node)
+        else:
+            answer = _answer(operation, node, request[40:])
+        error, body = (-answer, b"") if isinstance(answer, int) else (0, answer)
+        try:
+            os.write(device, struct.pack("IiQ", 16 + len(body), error, unique) + body)
+        except OSError:
+            pass
+os.close(device)
+"""
+"""A mount whose daemon lets pages be cached for writing, but answers no WRITE."""
 _UNMOUNT: Final = """
 root = point(sys.argv[1])
 over = broker()

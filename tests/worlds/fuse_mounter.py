@@ -19,11 +19,32 @@ def kill(frame, event, _):
 sys.setprofile(kill)
 mounter.main(int(sys.argv[3]))
 """
+_FORKLESS = """
+import errno, os, sys
+sys.path.append(sys.argv[1])
+from muster_fuse.kernel import mounter
+failures, fork = int(sys.argv[2]), os.fork
+
+def failing():
+    global failures
+    if failures:
+        failures -= 1
+        raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+    return fork()
+
+os.fork = failing
+mounter.main(int(sys.argv[3]))
+"""
 
 
 def command(script: str, *arguments: str) -> tuple[str, ...]:
     """Return the command of a mounter that runs a script."""
     return (sys.executable, "-I", "-S", "-c", script, _PACKAGES, *arguments)
+
+
+def forkless(failures: int) -> tuple[str, ...]:
+    """Return the command of a mounter that cannot start its first children."""
+    return command(_FORKLESS, str(failures))
 
 
 def killing(victim: str, step: str, moment: str) -> tuple[str, ...]:

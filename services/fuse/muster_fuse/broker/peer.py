@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from muster_fuse import protocol
-from muster_fuse.kernel import jobs, mounter_client, receiving
+from muster_fuse.kernel import job_history, jobs, mounter_client, receiving
 from muster_fuse.request import caller, decision
 
 _SO_PEERPIDFD: Final = 77
@@ -91,19 +91,20 @@ class Peer:
         return _parsed(packet, descriptors=int(has_descriptors), is_cut=False)
 
     async def receive(
-        self, mounter: mounter_client.Mounter, lane: mounter_client.Lane
+        self, mounter: mounter_client.Mounter, history: job_history.JobHistory
     ) -> jobs.Outcome:
         """Receive the packet with its descriptors in a child of the mounter."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with ours, theirs:
-            outcome = await mounter.receive(
-                connection=self.connection.fileno(), passing=theirs.fileno(), lane=lane
-            )
-            with contextlib.suppress(BlockingIOError):
-                size = receiving.HEADER.size + protocol.PACKET_MAX
-                self._message, received, _ = receiving.receive_now(ours, size)
-                self.descriptors = [*map(mounter_client.PodDescriptor, received)]
-        return outcome
+            try:
+                return await mounter.receive(
+                    connection=self.connection.fileno(), passing=theirs.fileno(), history=history
+                )
+            finally:
+                with contextlib.suppress(BlockingIOError):
+                    size = receiving.HEADER.size + protocol.PACKET_MAX
+                    self._message, received, _ = receiving.receive_now(ours, size)
+                    self.descriptors = [*map(mounter_client.PodDescriptor, received)]
 
     def request(self) -> protocol.Request | None:
         """Return the request that was received; None if nothing was. Raises Refusal."""

@@ -11,7 +11,7 @@ from typing import Final, assert_never
 from muster import blocking, pacing
 from muster_fuse import config, protocol
 from muster_fuse.broker import ledger, observations, peer, sockets
-from muster_fuse.kernel import jobs, mounter_client
+from muster_fuse.kernel import job_history, jobs, mounter_client
 from muster_fuse.request import caller, decision, limits
 from muster_fuse.request.decision import Reason, Refusal
 from muster_fuse.watch import mounts as watched
@@ -20,17 +20,21 @@ _TURN_S: Final = 5.0
 """How long a request waits for an earlier request of its pod; the helper waits longer."""
 _REFUSALS_MAX: Final = 4096
 _DISCARD_RETRY_S: Final = 1.0
+_CLOSE_S: Final = 1.0
+"""How long the end of a pod waits for its connections to be closed."""
+_STOP_S: Final = 8.0
+"""The same for the end of the broker, which the last of them would keep from ending."""
 
 
 class _Served:
     """A pod with its socket, and a lock that serves its requests one by one."""
 
     def __init__(
-        self, pod: caller.Pod, listener: sockets.Listener, lane: mounter_client.Lane
+        self, pod: caller.Pod, listener: sockets.Listener, history: job_history.JobHistory
     ) -> None:
         self.pod = pod
         self.listener = listener
-        self.lane = lane
+        self.history = history
         self.turn = asyncio.Lock()
         self.reading = blocking.Serial()
         """Runs the calls that read the mount tables of the pod's processes."""
@@ -56,7 +60,7 @@ class Broker:
             per_s=1.0, burst=1, keys_max=_REFUSALS_MAX
         )
         self._served: dict[str, _Served] = {}
-        self._lanes: dict[str, mounter_client.Lane] = {}
+        self._histories: dict[str, job_history.JobHistory] = {}
 
     async def recall(self, pods: Iterable[caller.Pod]) -> None:
         """Watch the mounts that an earlier broker made in these pods."""
@@ -74,9 +78,11 @@ class Broker:
             connections=self._settings.connections_per_pod,
             discard=lambda connected: self._discard(served, connected),
         )
-        # the broker's own socket never has a slow lane
-        lane = self._lanes.setdefault(pod.uid, mounter_client.Lane(can_be_slow=bool(pod.namespace)))
-        served = _Served(pod, listener, lane)
+        # the broker's own socket is never slow
+        history = self._histories.setdefault(
+            pod.uid, job_history.JobHistory(can_be_slow=bool(pod.namespace))
+        )
+        served = _Served(pod, listener, history)
         await listener.start(socket_path, lambda connected: self._serve(served, connected))
         self._served[pod.uid] = served
 
@@ -84,11 +90,11 @@ class Broker:
         """Close a pod's socket and its connections; its mounts stay."""
         served = self._served.pop(pod_uid, None)
         if served is not None:
-            await served.listener.stop()
+            await served.listener.stop(wait_s=_CLOSE_S)
 
     async def release(self, pod_uid: str) -> int:
         """End the FUSE connections that an ended pod left behind; return their number."""
-        self._lanes.pop(pod_uid, None)
+        self._histories.pop(pod_uid, None)
         return await self._ledger.release(pod_uid)
 
     @property
@@ -112,8 +118,10 @@ class Broker:
 
     async def stop(self) -> None:
         """Close the sockets of all pods; mounts and their records stay."""
-        for uid in tuple(self._served):
-            await self.close(uid)
+        async with asyncio.TaskGroup() as tasks:
+            while self._served:
+                _, served = self._served.popitem()
+                tasks.create_task(served.listener.stop(wait_s=_STOP_S))
         self._ledger.close()
 
     async def _serve(self, served: _Served, connected: peer.Peer) -> None:
@@ -148,7 +156,7 @@ class Broker:
 
     async def _received(self, served: _Served, connected: peer.Peer) -> protocol.Request | None:
         """Receive a request with its descriptors; return None if the peer has disconnected."""
-        outcome = await connected.receive(self._mounter, served.lane)
+        outcome = await connected.receive(self._mounter, served.history)
         await self._free(served, outcome)
         request = connected.request()
         if request is None:
@@ -160,12 +168,12 @@ class Broker:
         left = connected.undiscarded()
         for descriptor in left:
             while not descriptor.is_taken:
-                outcome = await self._mounter.discard(descriptor, served.lane)
+                outcome = await self._mounter.discard(descriptor, served.history)
                 await self._free(served, outcome)
                 if not descriptor.is_taken:
                     await asyncio.sleep(_DISCARD_RETRY_S)
         # until then, the connection counts as one of the pod's
-        while left and self._mounter.is_stuck(served.lane):  # noqa: ASYNC110  # rare
+        while left and self._mounter.is_stuck(served.history):  # noqa: ASYNC110  # rare
             await asyncio.sleep(_DISCARD_RETRY_S)
 
     async def _free(self, served: _Served, outcome: jobs.Outcome) -> None:
@@ -211,7 +219,7 @@ class Broker:
             text = "an earlier request from this pod is still in progress; try again"
             raise Refusal(Reason.BUSY, errno.EBUSY, text) from None
         try:
-            if self._mounter.is_stuck(served.lane):
+            if self._mounter.is_stuck(served.history):
                 text = "an earlier mount of this pod hangs in the kernel; delete the pod"
                 raise Refusal(Reason.STUCK, errno.EBUSY, text)
             yield
@@ -237,7 +245,7 @@ class Broker:
                 peer=connected.pidfd,
                 directory=connected.descriptors[0].number,
                 reply=connected.connection.fileno(),
-                lane=served.lane,
+                history=served.history,
             )
             if outcome.minor and (not outcome.errno or await self._ledger.exists(outcome)):
                 await self._ledger.record(served.pod, job, point, outcome)
@@ -250,7 +258,7 @@ class Broker:
             received.request, asking, root=received.descriptor(), lines=received.lines
         )
         outcome = await self._mounter.unmount(
-            job, peer=connected.pidfd, root=connected.descriptors[0], lane=served.lane
+            job, peer=connected.pidfd, root=connected.descriptors[0], history=served.history
         )
         _check(outcome)
 

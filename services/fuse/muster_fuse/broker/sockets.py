@@ -24,7 +24,6 @@ _BACKLOG: Final = 16
 _ACCEPT_PER_S: Final = 100.0
 _ACCEPT_BURST: Final = 200
 _RETRY_S: Final = 1.0
-_CLOSE_S: Final = 1.0
 _EVERYONE: Final = 0o666
 _PATH_BYTES_MAX: Final = 107
 
@@ -72,8 +71,8 @@ class Listener:
         inode = await blocking.Serial().run(lambda: _inode(path))
         return (path, inode) == (self._path, self._inode)
 
-    async def stop(self) -> None:
-        """Stop listening and close the connections; a slow close continues in its thread."""
+    async def stop(self, *, wait_s: float) -> None:
+        """Stop listening, and wait at most `wait_s` until the connections are closed."""
         while self._running:
             for task in self._running:
                 task.cancel()
@@ -83,7 +82,7 @@ class Listener:
             _keep(self._ending, self._closing.run(self._listening.close))
             self._listening = None
         if self._ending:
-            await asyncio.wait(self._ending, timeout=_CLOSE_S)
+            await asyncio.wait(self._ending, timeout=wait_s)
 
     async def _accept(self, listening: socket.socket, serve: Serve) -> None:
         loop = asyncio.get_running_loop()

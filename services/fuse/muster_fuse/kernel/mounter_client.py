@@ -19,22 +19,10 @@ from typing import Final, Self
 
 import structlog
 
-from muster_fuse.kernel import jobs, mounter
+from muster_fuse.kernel import job_history, jobs, mounter
 
 JOBS_MAX: Final = 16
 """How many jobs may run at once for each kind of slot; others wait."""
-_QUICK_S: Final = 0.5
-"""How long a job may take before its lane counts as slow; a mount takes some 10 ms."""
-_QUICK_WAITING_S: Final = 2.0
-"""The same for a mount that waits for its daemon, and an unmount that waits for its users."""
-_SLOW_MIN_S: Final = 30.0
-"""How long a lane counts as slow after a job that was not quick.
-
-Each further such job doubles it, until the lane has been quick for the longest time.
-"""
-_SLOW_MAX_S: Final = 600.0
-_SLOW_JOBS_MAX: Final = 2
-"""How many slots of the slow lanes one lane may take."""
 _SLOT_S: Final = 5.0
 _MARGIN_S: Final = 3.0
 """How long the mounter may take to answer after a child's deadline."""
@@ -51,33 +39,6 @@ COMMAND: Final = (sys.executable, "-I", "-S", "-c", _START, str(_PACKAGES))
 """The mounter's command, without site-packages; the socket's descriptor must be appended."""
 
 _log = structlog.get_logger()
-
-
-class Lane:
-    """The jobs of one pod. After a slow job they wait only for jobs of other slow lanes.
-
-    So pods that make their jobs slow, or let them wait for what never comes, delay others only
-    until they count as slow.
-    """
-
-    def __init__(self, *, can_be_slow: bool = True) -> None:
-        self.stuck: set[int] = set()
-        """The numbers of this pod's jobs that got stuck, some of which may have ended."""
-        self.slow_jobs = asyncio.Semaphore(_SLOW_JOBS_MAX)
-        self._can_be_slow = can_be_slow
-        self._slow_s = _SLOW_MIN_S
-        self._slow_until = -_SLOW_MAX_S
-
-    def is_slow(self, now: float) -> bool:
-        """Return whether a recent job of this pod was slow; `now` is on the loop's clock."""
-        return self._can_be_slow and now < self._slow_until
-
-    def record(self, *, took_s: float, is_waiting: bool, now: float) -> None:
-        """Record how long the mounter took for a job."""
-        if took_s > (_QUICK_WAITING_S if is_waiting else _QUICK_S):
-            was_quick = now - self._slow_until > _SLOW_MAX_S
-            self._slow_s = _SLOW_MIN_S if was_quick else min(2 * self._slow_s, _SLOW_MAX_S)
-            self._slow_until = now + self._slow_s
 
 
 class PodDescriptor:
@@ -175,10 +136,10 @@ class Mounter:
         """How many children of this mounter hang in the kernel after they were killed."""
         return len(self._stuck)
 
-    def is_stuck(self, lane: Lane) -> bool:
-        """Return whether a job of a lane hangs in the kernel."""
-        lane.stuck &= self._stuck
-        return bool(lane.stuck)
+    def is_stuck(self, history: job_history.JobHistory) -> bool:
+        """Return whether a job of a pod hangs in the kernel."""
+        history.stuck &= self._stuck
+        return bool(history.stuck)
 
     @property
     def pid(self) -> int | None:
@@ -192,14 +153,14 @@ class Mounter:
         peer: int,
         directory: int,
         reply: int,
-        lane: Lane | None = None,
+        history: job_history.JobHistory | None = None,
     ) -> jobs.Outcome:
         """Mount on `directory` in the namespace of `peer`, and send /dev/fuse over `reply`."""
         wait_s = mounter.SYNC_INIT_DEADLINE_S if job.sync_init else self._deadline_s
-        return await self._do(job, (peer, directory, reply), wait_s=wait_s, lane=lane)
+        return await self._do(job, (peer, directory, reply), wait_s=wait_s, history=history)
 
     async def receive(
-        self, *, connection: int, passing: int, lane: Lane | None = None
+        self, *, connection: int, passing: int, history: job_history.JobHistory | None = None
     ) -> jobs.Outcome:
         """Receive a packet from `connection`, and send over `passing` what closes at once.
 
@@ -207,22 +168,31 @@ class Mounter:
         """
         descriptors = (connection, passing)
         wait_s = mounter.RECEIVE_DEADLINE_S
-        return await self._do(jobs.ReceiveJob(), descriptors, wait_s=wait_s, lane=lane)
+        return await self._do(jobs.ReceiveJob(), descriptors, wait_s=wait_s, history=history)
 
-    async def discard(self, descriptor: PodDescriptor, lane: Lane | None = None) -> jobs.Outcome:
+    async def discard(
+        self, descriptor: PodDescriptor, history: job_history.JobHistory | None = None
+    ) -> jobs.Outcome:
         """Have a child close a descriptor, or a connection with those descriptors still in it.
 
         If no child could be started, the descriptor is not taken.
         """
         wait_s = mounter.RECEIVE_DEADLINE_S
-        return await self._do(jobs.DiscardJob(), (), wait_s=wait_s, lane=lane, taken=descriptor)
+        return await self._do(
+            jobs.DiscardJob(), (), wait_s=wait_s, history=history, taken=descriptor
+        )
 
     async def unmount(
-        self, job: jobs.UnmountJob, *, peer: int, root: PodDescriptor, lane: Lane | None = None
+        self,
+        job: jobs.UnmountJob,
+        *,
+        peer: int,
+        root: PodDescriptor,
+        history: job_history.JobHistory | None = None,
     ) -> jobs.Outcome:
         """Have a child remove the mount whose root is `root`, and close the descriptor."""
         wait_s = self._deadline_s
-        return await self._do(job, (peer,), wait_s=wait_s, lane=lane, taken=root)
+        return await self._do(job, (peer,), wait_s=wait_s, history=history, taken=root)
 
     async def self_test(self, job: jobs.SelfTestJob) -> jobs.Outcome:
         """Mount, use and unmount through the broker's own socket."""
@@ -234,15 +204,15 @@ class Mounter:
         descriptors: tuple[int, ...],
         *,
         wait_s: float,
-        lane: Lane | None = None,
+        history: job_history.JobHistory | None = None,
         taken: PodDescriptor | None = None,
     ) -> jobs.Outcome:
         """Do a job in a free slot, with `descriptors` and with one that the child takes over."""
-        lane = lane or Lane()
+        history = history or job_history.JobHistory()
         kind = _Slots.SYNC_INIT if _is_sync(job) else _Slots.QUICK
         slots = [self._slots[kind]]
-        if lane.is_slow(_now()):
-            slots = [lane.slow_jobs, self._slots[_Slots.SLOW]]
+        if history.is_slow(_now()):
+            slots = [history.slow_jobs, self._slots[_Slots.SLOW]]
         async with contextlib.AsyncExitStack() as slots_taken:
             try:
                 async with asyncio.timeout(_SLOT_S):
@@ -251,7 +221,9 @@ class Mounter:
             except TimeoutError:
                 text = f"{JOBS_MAX} requests are already in progress on this node; try again"
                 return jobs.Outcome(errno.EAGAIN, text, "limit")
-            return await self._answered(job, descriptors, wait_s=wait_s, lane=lane, taken=taken)
+            return await self._answered(
+                job, descriptors, wait_s=wait_s, history=history, taken=taken
+            )
 
     async def _answered(
         self,
@@ -259,7 +231,7 @@ class Mounter:
         descriptors: tuple[int, ...],
         *,
         wait_s: float,
-        lane: Lane,
+        history: job_history.JobHistory,
         taken: PodDescriptor | None,
     ) -> jobs.Outcome:
         message = jobs.encode(job)
@@ -276,7 +248,7 @@ class Mounter:
                 began = _now()
                 outcome = await sent.answer
             is_waiting = isinstance(job, jobs.UnmountJob) or _is_sync(job)
-            lane.record(took_s=_now() - began, is_waiting=is_waiting, now=_now())
+            history.record(took_s=_now() - began, is_waiting=is_waiting, now=_now())
         except TimeoutError:
             if self._process is not None and self._is_up.is_set():
                 self._is_up.clear()
@@ -289,7 +261,7 @@ class Mounter:
         finally:
             made = (self._sent.pop(number, None) or _Sent()).attaching
         if outcome.stage == "stuck":
-            lane.stuck.add(number)
+            history.stuck.add(number)
         if outcome.errno:
             return outcome._replace(minor=made.minor, inode=made.inode, created_ns=made.created_ns)
         return outcome
