@@ -35,7 +35,7 @@ class Assembler:
         self._incomplete: dict[tuple[str, str], _Incomplete] = {}
         self._waiting = 0
         self.forgotten = 0
-        """Pages of inventories that never became complete."""
+        """The number of discarded pages of inventories that never became complete."""
 
     def add(self, event: codec.CloudEvent) -> codec.CloudEvent | None:
         """Return the event, or the inventory that this page completes; None if pages are missing.

@@ -22,8 +22,8 @@ from muster.nats import connection, jetstream, streams
 from muster.service import logs, runtime
 
 QUEUE_MAX: Final = 1_000
-"""The number of events kept in an outage; older events are dropped and counted. A reconnect sends a
-snapshot.
+"""The number of events kept in an outage; older events are dropped and counted. After a
+reconnect, a plugin sends a snapshot.
 """
 
 _SWEEP_S: Final = 15.0
@@ -190,9 +190,9 @@ class Bus:
 
         This sends a request instead of a ping, because nats-py's read loop fails on the pong of an
         abandoned ping (2.16, `_process_pong`). The request has no responder, which the server
-        reports at once; JetStream would be slow to answer while a stream is flooded. A server that
-        is partitioned from its cluster also answers; health's conclusions are then not published,
-        because its lock is in JetStream.
+        reports immediately; JetStream would be slow to answer while a stream is flooded. A server
+        that is partitioned from its cluster also answers; health's conclusions are then not
+        published, because its lock is in JetStream.
         """
         client = self.link.live_client()
         if client is None:
@@ -256,7 +256,7 @@ class Bus:
     def _messages(
         self, event: vocabulary.Event, sequence: int, event_id: str | None
     ) -> list[tuple[str, bytes, str]]:
-        """Return subject, payload and id of each message; log an event that is too long for any."""
+        """Return subject, payload and id of each message; log an event that cannot be sent."""
         try:
             if isinstance(event, vocabulary.InventoryReported):
                 pages = inventory_pages.numbered(event, sequence)

@@ -2,8 +2,8 @@
 
 Written against the nats-py that `KNOWN` names; pyproject.toml allows no other minor version, and
 tests/pure/test_bounds.py fails when either changes. Before raising the versions, reread in nats-py:
-`aio/client.py` (`_close`, `_attempt_reconnect`, `_read_loop`), `aio/subscription.py`,
-`aio/transport.py`, and `protocol/parser.py`.
+`aio/client.py` (`_close`, `_attempt_reconnect`, `_read_loop`, `_process_headers`, `_process_msg`),
+`aio/subscription.py`, `aio/transport.py`, and `protocol/parser.py`.
 """
 
 import asyncio
@@ -24,11 +24,40 @@ LOST: Final = (OSError, TimeoutError, nats.errors.Error)
 READ_BYTES: Final = DEFAULT_BUFFER_SIZE
 """The size of nats-py's reads; after a full read there may be more data."""
 
+_VERSION: Final = b"NATS/1.0"
+_SHOWN_MAX: Final = 100
 _CLOSE_TIMEOUT_S: Final = 2
 _SHORT_REPLY: Final = 9
 _TAKEN_AT_ONCE: Final = 20
 _LOOKS: Final = 8
 """How many times a waiting reader checks whether its client was closed."""
+
+
+class TolerantClient(Client):
+    """A client that continues to read whatever its peers send.
+
+    nats-server does not check headers and subjects. An error while nats-py decodes them would end
+    its reading task, and nats-py would neither report that nor reconnect (`_read_loop`).
+    """
+
+    async def _process_headers(self, headers: bytes) -> dict[str, str] | None:
+        with contextlib.suppress(UnicodeDecodeError, IndexError):
+            if not headers or (headers.startswith(_VERSION) and headers.decode()):
+                return await super()._process_headers(headers)
+        await self._error_cb(MalformedMessage(f"nats: malformed headers {headers[:_SHOWN_MAX]!r}"))
+        return None
+
+    async def _process_msg(
+        self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes
+    ) -> None:
+        try:
+            await super()._process_msg(sid, _utf8(subject), _utf8(reply), data, headers)
+        except Exception as error:  # noqa: BLE001  # the next message can still be read
+            await self._error_cb(MalformedMessage(f"nats: {error!r}"))
+
+
+class MalformedMessage(nats.errors.Error):
+    """A message that nats-py cannot decode."""
 
 
 class Parser(parser.Parser):
@@ -83,6 +112,11 @@ class Received:
             if self._client.is_closed:
                 raise nats.errors.ConnectionClosedError
         raise nats.errors.TimeoutError
+
+
+def _utf8(text: bytes) -> bytes:
+    """Return the bytes with every invalid UTF-8 sequence replaced."""
+    return text if text.isascii() else text.decode(errors="replace").encode()
 
 
 def place(message: Msg) -> tuple[int, int]:
@@ -176,6 +210,12 @@ def drop_socket(client: Client) -> None:
 def is_redialling(client: Client) -> bool:
     """Return whether the current task is nats-py's reconnection task."""
     return asyncio.current_task() is client._reconnection_task  # noqa: SLF001
+
+
+def is_reading(client: Client) -> bool:
+    """Return whether a connected client's reading task runs; nats-py does not report its end."""
+    task = client._reading_task  # noqa: SLF001
+    return task is not None and not task.done()
 
 
 async def ignore_error(_: Exception) -> None:

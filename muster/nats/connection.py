@@ -85,7 +85,7 @@ class Connection:
         *,
         name: str,
         prepare: Prepare | None = None,
-        make: Make = nats.aio.client.Client,
+        make: Make = compat.TolerantClient,
     ) -> None:
         self.epoch = 0
         """How many times the connection was established; 0 means never."""
@@ -138,7 +138,7 @@ class Connection:
         return self._client
 
     def live_client(self) -> nats.aio.client.Client | None:
-        """Return the client if it is connected now."""
+        """Return the client if it is connected now; otherwise None."""
         return self._client if self.is_connected else None
 
     async def changes(self) -> AsyncIterator[bool]:
@@ -163,7 +163,7 @@ class Connection:
 
     async def probe_connect(self, name: str, timeout_s: float) -> bool:
         """Open and close a second connection under this name; return whether it opened."""
-        client = nats.aio.client.Client()
+        client = compat.TolerantClient()
         dial = _connect(
             client, self._url, name=name, allow_reconnect=False, error_cb=compat.ignore_error
         )
@@ -205,12 +205,16 @@ class Connection:
         dial.add_done_callback(on_dialled)
         try:
             await self._until_given_up(given_up)
-            return runtime.failure(dial) if given_up.is_set() else TimeoutError("stopped dialling")
+            return (
+                runtime.failure(dial)
+                if given_up.is_set()
+                else TimeoutError("stopped reading or dialling")
+            )
         finally:
             await runtime.end(dial)
 
     async def _until_given_up(self, given_up: asyncio.Event) -> None:
-        """Wait until the client is closed, or disconnected for so long that it must be replaced.
+        """Wait until the client is closed, or has been idle for so long that it must be replaced.
 
         The first dial continues as long as attempts fail. Later, an unexpected error ends nats-py's
         reconnection task without calling any callback (client.py, _attempt_reconnect, _close;
@@ -221,7 +225,10 @@ class Connection:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_CHECK_S):
                     await given_up.wait()
-            is_idle = not self._client.is_connected and self._attempts == attempts
+            if self._client.is_connected:
+                is_idle = not compat.is_reading(self._client)
+            else:
+                is_idle = self._attempts == attempts
             idle, attempts = idle + 1 if is_idle else 0, self._attempts
 
     async def _dial(self, given_up: asyncio.Event) -> None:

@@ -164,9 +164,10 @@ async def each_newest(
     wants: Wants | None = None,
     read_max: int | None = None,
 ) -> AsyncIterator[codec.CloudEvent]:
-    """Yield the newest event of each subject one by one: ten thousand at once would take 90 MiB.
+    """Yield the newest event of each subject one by one: a list of ten thousand takes 90 MiB.
 
-    Starts over when the connection breaks; duplicates do no harm. Ends after `read_max` messages.
+    Starts over when the connection breaks, so that events may be yielded twice. Ends after
+    `read_max` messages.
     """
     retry = jetstream.ReadRetry(link, stream.name)
     config = jetstream.newest_of_each(subject)
@@ -209,9 +210,9 @@ async def past(
     since: datetime,
     events_max: int,
 ) -> list[codec.CloudEvent]:
-    """Return the stored events since a time, oldest first; of too many, the first `events_max`.
+    """Return the stored events since a time, oldest first; at most the first `events_max`.
 
-    Waits until the server answers, however long that takes.
+    Waits for the server without a time limit.
     """
     config = api.ConsumerConfig(
         filter_subjects=list(filters),

@@ -48,7 +48,7 @@ class Options(TypedDict, total=False):
 
 
 def options(url: str) -> Options:
-    """Return the credentials. Raises OSError for a file that cannot be read or used."""
+    """Return options with the credentials. Raises OSError for a file that cannot be used."""
     user_in_url = re.match(r"[a-z]+://([^:@/,]+)(:[^@/,]*)?@", url)
     user = urllib.parse.unquote(user_in_url[1]) if user_in_url else ""
     chosen = Options()

@@ -8,9 +8,9 @@ subscriptions in the publisher's account or below a service import (see `auth.pe
 server delivers more nevertheless, the reader ends the subscription itself.
 
 Unknown nodes are discovered by a subscription to all nodes, which has its own small budget. While
-new nodes appear, and no single node uses most of that budget, this subscription is renewed at once;
-otherwise the intervals between renewals grow. A node that it misses becomes known through the
-node's events or the Kubernetes API.
+new nodes appear, and no single node uses most of that budget, this subscription is renewed
+immediately; otherwise the intervals between renewals grow. A node that it misses becomes known
+through the node's events or the Kubernetes API.
 
 nats-server may lose a message that it delivers to a subscription that is just ending. So a node's
 previous subscription ends some time after the new one has begun. Meanwhile a heartbeat may be
@@ -46,7 +46,7 @@ class Limits:
     """Message limits per subscription: for a node, for all unknown nodes, for a noisy node.
 
     A plugin's message may have 64 KiB: `messages` of this size are far below nats-server's
-    `max_pending`. If a server accepts larger messages, a node that sends them gets
+    `max_pending`. If a server accepts larger messages, a node that sends them is limited to
     `noisy_messages`.
     """
 
@@ -59,7 +59,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Excess:
-    """A node exceeded its budget: only this much was delivered."""
+    """A node that exceeded its budget, and how much of its traffic was delivered."""
 
     node: str
     messages: int
@@ -70,7 +70,7 @@ class Excess:
 
 @dataclass(slots=True, eq=False)
 class _Subscription:
-    """One node's remaining budget; `left` is negative if the server delivered more."""
+    """A subscription and its remaining budget; `left` is negative if the server delivered more."""
 
     subject: bytes
     node: str = ""
@@ -146,7 +146,10 @@ class HeartbeatBudget:
     def admit(
         self, messages: Iterable[Message], now: float
     ) -> tuple[Sequence[tuple[bytes, bytes]], bytes]:
-        """Return (subject, payload) of the messages to read; for a noisy node, only the newest."""
+        """Return subject and payload of each message to read, and protocol lines to send.
+
+        Of a noisy node, only the newest message on each subject is read.
+        """
         kept: list[tuple[bytes, bytes]] = []
         newest: dict[bytes, bytes] = {}
         lines = []
@@ -195,7 +198,7 @@ class HeartbeatBudget:
         return b"".join(lines), excesses
 
     def _pace(self, now: float) -> None:
-        """Set when to subscribe to unknown nodes again: at once as long as new nodes appear."""
+        """Set when to subscribe to unknown nodes again: immediately while new nodes appear."""
         if self._has_news:
             self._discover_until = now + _DISCOVER_LONG_S
         self._has_news = False

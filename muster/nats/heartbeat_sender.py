@@ -61,7 +61,7 @@ class Plugin(Protocol):
 
     @property
     def heartbeat_due(self) -> asyncio.Event:
-        """Set when the next heartbeat should be sent at once."""
+        """Set when the next heartbeat should be sent immediately."""
 
     def heartbeat(self, sender: Sender) -> vocabulary.Heartbeat:
         """Return the current status."""
@@ -94,7 +94,7 @@ class Reporter:
         self._snapshot_period_s = snapshot_period_s
         self._boot = _boot()
         self.heartbeat_at = started_at
-        """When the last heartbeat was due, or the plugin started, in monotonic seconds."""
+        """When the last heartbeat was sent, or the plugin started, in monotonic seconds."""
         self._lag_s = 0.0
         self._sequence = 0
         self._is_draining = False
@@ -142,7 +142,7 @@ class Reporter:
                     await self._publish_stopping(connected, reason)
 
     async def _send_heartbeats(self, connected: bus.Bus) -> None:
-        """Send a heartbeat in every interval, and at once when a problem begins or ends."""
+        """Send a heartbeat in every interval, and immediately when a problem begins or ends."""
         clock = asyncio.get_running_loop().time
         due = clock() + first_heartbeat_s(self._plugin.name, self._interval_s)
         while True:

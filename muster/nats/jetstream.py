@@ -29,7 +29,7 @@ _EPHEMERAL_S: Final = 600.0
 
 
 async def create_streams(client: Client, *, replicas: int = 1) -> None:
-    """Create missing streams and buckets and update others; safe for several processes at once.
+    """Create missing streams and buckets and update others; processes may do so concurrently.
 
     The number of replicas is never reduced, so that processes with different settings do not undo
     each other's changes.
@@ -75,8 +75,8 @@ async def create_streams(client: Client, *, replicas: int = 1) -> None:
 async def _create_bucket(client: Client, bucket: streams.Bucket, *, replicas: int) -> None:
     """Create a bucket as nats-py does (client.py, create_key_value; 2.16), but set its revision.
 
-    With revisions from 1, a process that remembers a lost bucket would take every later holder of a
-    lock for an earlier one. The time in ms grows faster than the number of claims.
+    With revisions from 1, a process that remembers a lost bucket would mistake every later holder of
+    a lock for an earlier one. The time in ms grows faster than the number of claims.
     """
     config = api.StreamConfig(
         name=f"KV_{bucket.name}",
@@ -182,7 +182,7 @@ class ReadRetry:
         self._retry = runtime.Retry(connection.BACKOFF)
 
     async def wait(self, error: BaseException) -> None:
-        """Wait for the next attempt."""
+        """Count a failure, and wait until the next attempt."""
         _REFUSALS.labels(self._stream).inc()
         if self._retry.failures + 1 >= _FAILURES_LOGGED:
             text = f"{self._stream} cannot be read: {error or type(error).__name__}"
@@ -214,7 +214,7 @@ async def pull(
 
     This function does not use nats-py's `fetch`, which collects a batch before it returns the first
     message. `served` is called on every answer from the server, even one without a message. Raises
-    ConsumerLost if the server has forgotten the consumer or messages were lost on the way, and
+    ConsumerLost if the server no longer has the consumer or messages were lost in transit, and
     nats-py's errors.
     """
     info = await client.jetstream().add_consumer(stream, config)
@@ -309,7 +309,7 @@ async def store(
 
 
 def newest_of_each(subject: str) -> api.ConsumerConfig:
-    """Configure an ephemeral consumer that delivers each subject's newest message first."""
+    """Return the configuration of a consumer that starts with each subject's newest message."""
     return api.ConsumerConfig(
         filter_subjects=[subject],
         ack_policy=api.AckPolicy.NONE,
@@ -358,7 +358,7 @@ async def last(client: Client, stream: str, subject: str) -> api.RawStreamMsg | 
 
 
 async def subjects(client: Client, stream: str, subject: str) -> list[str]:
-    """Return the subjects that have a message. Raises nats-py's errors."""
+    """Return the matching subjects that have a message. Raises nats-py's errors."""
     info = await client.jetstream().stream_info(stream, subjects_filter=subject)
     runtime.end_if_cancelled()
     return sorted(info.state.subjects or {})

@@ -1,9 +1,9 @@
 """Adapter: NATS: a lock with expiry that elects one of several processes as leader.
 
 The lock is a key that expires unless it is renewed, and only the process that wrote it last can
-renew it. The holder measures the expiry from before it sent the request for renewal, so that it
-stops acting before another process can acquire the lock. A process that was suspended notices the
-expiry when it next calls `term`.
+renew it. The holder measures the expiry from the time before it sent the renewal, so that it stops
+acting before another process can acquire the lock. A process that was suspended notices the expiry
+when it next calls `term`.
 
 If the bucket is emptied or removed, the holder loses the lock but notices only at its next renewal:
 until then the next holder may also act, in a later term.
@@ -24,7 +24,7 @@ from muster.nats import connection, storage, streams
 from muster.service import logs
 
 RETRY_S: Final = 0.25
-"""How often a process without the lock tries to acquire it; a takeover may be that late."""
+"""How often a process without the lock tries to acquire it, which may delay a takeover."""
 
 _RELEASE_S: Final = 0.5
 _HOLDER_CHARS_MAX: Final = 500
@@ -115,7 +115,7 @@ class Key:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """The life of a claim, when it is renewed, and how long before its expiry the holder stops."""
+    """The lifetime of a claim, when it is renewed, and by how much the holder stops early."""
 
     ttl_s: int
     renew_s: float
@@ -144,7 +144,7 @@ class Lock(leadership.Election):
         """Whether the last request may have succeeded without an answer."""
 
     def problem(self) -> str | None:
-        """Return why the holder is unknown for longer than a claim lasts; None if it is known."""
+        """Return why the holder has been unknown for more than a claim's lifetime, or None."""
         unanswered_s = leadership.now() - self._answered_at
         if unanswered_s <= self._timing.ttl_s:
             return None
@@ -167,7 +167,7 @@ class Lock(leadership.Election):
             await self._key.release(revision=self._revision, timeout_s=_RELEASE_S)
 
     async def _try(self) -> float:
-        """Claim or renew the lock once; return when to call this again."""
+        """Claim or renew the lock once; return the seconds until the next call."""
         asked_at = leadership.now()
         timing = self._timing
         left_s = timing.renew_s if self.term() is None else self._until - asked_at

@@ -3,7 +3,7 @@
 Values in a key-value bucket are stored, claimed for a time, and watched. A message in a work queue
 stays until its work is done. It has its own subject, and a newer message on that subject replaces
 it. A message is assigned to one consumer until that consumer reports that the work is done. If the
-consumer dies, its messages are redelivered to the next consumer.
+consumer ends, its messages are redelivered to the next consumer.
 """
 
 import asyncio
@@ -224,8 +224,8 @@ async def jobs(
 ) -> AsyncIterator[Job]:
     """Yield every message that matches a subject filter.
 
-    It starts with those that an earlier process received but did not acknowledge. No other process
-    may use this consumer at the same time.
+    The first are the messages that an earlier process received but did not acknowledge. No other
+    process may use this consumer at the same time.
     """
     config = api.ConsumerConfig(
         name=durable,
@@ -314,7 +314,7 @@ async def waiting_subjects(
 async def remove_waiting(
     link: connection.Connection, stream: streams.Stream, subject: str, *, up_to: int = 0
 ) -> bool:
-    """Remove the messages on a subject; return whether the server confirmed it.
+    """Remove the messages on a subject; return whether the server confirmed this.
 
     With `up_to`, only messages up to that sequence are removed.
     """
@@ -332,7 +332,7 @@ async def remove_waiting(
 
 
 async def _forget(client: Client, stream: str, durable: str) -> None:
-    """Remove a consumer, so that its unfinished messages are redelivered at once."""
+    """Remove a consumer, so that its unfinished messages are redelivered immediately."""
     with contextlib.suppress(nats.js.errors.NotFoundError):
         await client.jetstream().delete_consumer(stream, durable)
     runtime.end_if_cancelled()

@@ -89,9 +89,9 @@ class _Consumers(msgspec.Struct):
 
 
 async def stored(client: Client, stream: str) -> tuple[int, float]:
-    """Return a stream's bytes, and the age of its oldest message in seconds by the server's clock.
+    """Return a stream's size in bytes, and its oldest message's age in seconds (server's clock).
 
-    Raises nats-py's errors, including when the server has no such stream.
+    Raises nats-py's errors, including NotFoundError if the stream does not exist.
     """
     info = await _ask(client, f"STREAM.INFO.{stream}", _Info)
     return info.state.bytes, _age_s(info)

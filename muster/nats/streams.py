@@ -5,9 +5,9 @@ decisions, NOTIFICATIONS the notifier's deliveries, and AUDIT what people did in
 service can evict the messages of another. DEAD_LETTERS stores unreadable events and undelivered
 notifications, OUTBOX the notifications to deliver.
 
-A full stream removes its oldest messages, whoever published them. So plugins' messages are small,
-and few are stored per subject: a node that floods the stream replaces its own earlier messages, and
-fills only a small part of it.
+A full stream removes its oldest messages, regardless of who published them. So plugins' messages
+are small, and few are stored per subject: a node that floods the stream replaces its own earlier
+messages, and fills only a small part of it.
 """
 
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ _MIB: Final = 1024 * _KIB
 HEADERS_BYTES_MAX: Final = _KIB
 """The part of a stream's maximum message size that is reserved for headers."""
 PLUGINS_MAX: Final = 8
-"""Equal to `vocabulary.PLUGINS_MAX`; stand-ins import this module but not our events."""
+"""Equal to `vocabulary.PLUGINS_MAX`; stand-ins import this module but not `vocabulary`."""
 _PAGES_MAX: Final = 64
 """Equal to `vocabulary.PAGES_MAX`."""
 _PAGE_BYTES_MAX: Final = 48 * _KIB
@@ -204,7 +204,7 @@ class Usage:
 
     @property
     def share(self) -> float:
-        """Return the share in use; below 1.0 a message can already be too large for the rest."""
+        """Return the share in use; below 1.0, a message may still be too large for the rest."""
         return self.stored_bytes / self.bytes_max if self.bytes_max > 0 else 0.0
 
     @property

@@ -109,6 +109,21 @@ def test_a_client_that_silently_stops_dialling_is_replaced(
     asyncio.run(story())
 
 
+def test_a_client_that_silently_stops_reading_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "_CHECK_S", 0.1)
+
+    async def story() -> None:
+        async with serving() as (_, url), connection.Connection(url, name="test") as link:
+            client = await link.client()
+            task = client._reading_task
+            assert task is not None
+            task.cancel()
+            await bus_subjects.until(lambda: link.epoch == 2)
+            assert await link.client() is not client
+
+    asyncio.run(story())
+
+
 @pytest.mark.parametrize("hears", [1, -1])
 def test_a_client_whose_tls_handshake_fails_at_first_dials_again(hears: int) -> None:
     """The server hangs up in the middle of the handshake, or says nothing until the client does."""

@@ -30,8 +30,8 @@ PLUGIN_TAG: Final = "plugin"
 _NO_LIMIT: Final = -1
 _SUBSCRIPTIONS_MAX: Final = 20
 _PAYLOAD_MAX: Final = 16_384
-"""Limits for each connection of a reader. It sends only requests; one for a consumer with thousands
-of filters would keep JetStream from answering others for many seconds.
+"""Limits for each connection of a reader. A reader sends only requests; a request for a
+consumer with thousands of filters would block JetStream for many seconds.
 """
 _VERSION: Final = 2
 _OF_CLIENTS: Final = ("CONNECT", "DISCONNECT")
@@ -174,7 +174,7 @@ def user(
 
 
 def user_with_rights(grant: permissions.Grant, public: str, *, until: float) -> Claims:
-    """Return a user's claims for a NATS with passwords and the gate; such a NATS has no scopes.
+    """Return a user's claims for a NATS that uses passwords and the gate, but no scopes.
 
     The account is named as the audience (server/auth_callout.go; 2.15).
     """

@@ -80,7 +80,7 @@ class Stored:
 
 
 class Step(NamedTuple):
-    """A part to create; if it exists, to sign again, or to add the keys of new roles to."""
+    """A part to create, to sign again, or to extend with the keys of new roles."""
 
     part: Part
     origin: Origin
@@ -128,7 +128,7 @@ class Wanted:
 
     @property
     def for_people(self) -> tuple[Part, ...]:
-        """The credentials of people and their tools, the console among these."""
+        """The credentials of people and their tools, including the console."""
         others = (accounts.Role.READER, accounts.Role.CONSOLE, accounts.Role.ADMIN)
         return tuple(map(self.credentials, others))
 
@@ -309,7 +309,7 @@ def _problem(part: Part, stored: Stored) -> str:
 
 
 def _check_signing(text: str) -> None:
-    """Raise ValueError, which quotes none of the text, if the text is not gate.json."""
+    """Raise ValueError, without quoting the text, if it is not gate.json."""
     try:
         signing = msgspec.json.decode(text, type=dict[str, str])
     except msgspec.MsgspecError:

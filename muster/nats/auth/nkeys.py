@@ -1,6 +1,6 @@
 """Pure: implements NATS keys (nkeys), tokens (JWTs) and .creds files, which contain both.
 
-Keys are ed25519 pairs whose text shows the purpose of each (nats-io/nkeys); tokens are NATS' own
+Keys are ed25519 pairs whose text form shows their purpose (nats-io/nkeys); tokens are NATS' own
 JSON Web Tokens (nats-io/jwt v2): one algorithm, one encoding, and a limited size. Randomness is an
 argument. Error texts never contain any part of a key or file, which may be secret. `cryptography`
 belongs to the extra `auth`; a process without credentials does not load it.
@@ -103,13 +103,13 @@ class Key:
 
 
 def check(public: str, kind: Kind) -> str:
-    """Return a public key of this kind. Raises BadKey."""
+    """Return the public key if it is of this kind. Raises BadKey."""
     _public_bytes(public, kind)
     return public
 
 
 def is_signed(public: str, kind: Kind, message: bytes, signature: bytes) -> bool:
-    """Return whether the owner of a public key signed this; False for an invalid key."""
+    """Return whether the owner of a public key signed a message; False for an invalid key."""
     try:
         raw = _public_bytes(public, kind)
         ed25519.Ed25519PublicKey.from_public_bytes(raw).verify(signature, message)

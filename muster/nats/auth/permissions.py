@@ -30,7 +30,7 @@ CONNECTIONS: Final = "muster.gate.connections"
 """The subject of the gate's requests for the traffic of plugins' connections (CONNZ).
 """
 TRAFFIC: Final = "muster.gate.traffic"
-"""The subject on which every gate receives the servers' answers to any gate."""
+"""The subject of the servers' answers; every gate receives the answers to all gates."""
 DISCONNECT: Final = "muster.gate.disconnect"
 """The subject of the gate's requests to close a connection (KICK); the next token is the server.
 """
@@ -40,8 +40,8 @@ PENALTIES: Final = "muster.gate.penalties"
 """The subject on which gates announce refused nodes to each other."""
 REPORTS: Final = ("muster.heartbeat.>", "muster.event.>", "muster.inventory.>")
 """The subjects that plugins publish to muster's account. Heartbeats are exported as a service
-although nobody answers: for an imported stream, nats-server does not count delivered messages and
-would ignore a subscription's message limit (server/client.go, addShadowSub; 2.15).
+although there are no replies: for an imported stream, nats-server does not count delivered messages
+and would ignore a subscription's message limit (server/client.go, addShadowSub; 2.15).
 """
 LIMITED: Final = "muster.sys.*.node.limited"
 """The subject on which the gate announces a refused node in muster's account."""
@@ -244,7 +244,7 @@ def admin() -> Grant:
     """Return the rights of an administrator: everything in muster's account, with one exception.
 
     An administrator may not subscribe to a plugin's requests: NATS would then not report a missing
-    responder, and health would mistake a dead plugin for a slow plugin.
+    responder, and health would mistake a stopped plugin for a slow plugin.
     """
     return Grant(user="admin", publish=(">",), subscribe=(">",), subscribe_denied=("muster.rpc.>",))
 
