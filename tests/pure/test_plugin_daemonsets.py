@@ -97,7 +97,7 @@ def test_a_node_gets_exactly_one_of_the_daemonsets_and_the_configuration_that_it
         ([{KEY: str(number)} for number in range(8)], "nodes: 8 values; at most 7"),
         (
             [{KEY: "a_b"}, {KEY: "a.b"}],
-            "nodes: two values would make DaemonSets of the same name",
+            "nodes: two values would give two DaemonSets the same name",
         ),
     ],
 )

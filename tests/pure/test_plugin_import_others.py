@@ -144,7 +144,7 @@ def test_every_problem_of_a_file_of_smarter_is_reported_at_once() -> None:
     """
     result = problems(text, Format.SMARTER)
     assert [line[:70] for line in result] == [
-        "FILE: [0].devicematch: expected a text; write 7 in quotes",
+        "FILE: [0].devicematch: expected a string; write 7 in quotes",
         "FILE: [0].nummaxdevices: expected a whole number of at least 0, found ",
         "FILE: [1].devicematch: '(' is not a regular expression: missing ): (",
         "FILE: [2].nummaxdevices: expected a whole number of at least 0, found ",

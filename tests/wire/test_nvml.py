@@ -160,7 +160,7 @@ def test_of_two_gpus_with_one_uuid_the_first_counts_and_that_is_reported(node: f
             "LIB_RM_VERSION_MISMATCH: the loaded driver and the library have different versions",
         ),
         (999, gpu.Driver.FAILED, "UNKNOWN: a frequent cause is that"),
-        (4242, gpu.Driver.FAILED, "4242: it will be tried again"),
+        (4242, gpu.Driver.FAILED, "4242: muster will try again"),
     ],
 )
 def test_why_nvml_cannot_begin_is_reported_and_it_begins_by_itself_once_it_can(

@@ -41,7 +41,7 @@ _FILES_OF_PROCESS: Final = 128
 _FILES_PER_RESOURCE: Final = 8
 """The maximum number of open files per resource.
 
-They are those of its lock, socket and stream, and those of a probe and a registration.
+The files are those of a lock, a socket, a stream, a probe and a registration.
 """
 _READ_TIMEOUT_S: Final = 5.0
 _READ_PERIOD_S: Final = 60.0
@@ -84,7 +84,7 @@ async def serve(chosen: settings.Settings, source: entry.Source[settings.Setting
 
 
 async def _report(chosen: settings.Settings, node: node_wiring.Node) -> None:
-    """Report to the bus as soon as the resources are registered."""
+    """Report to the bus once the kubelet has answered all registrations, or after a timeout."""
     await node.resource_plugins.wait_for_first_answers()
     lean.import_bus()
     from muster_plugin import bus_reporter  # noqa: PLC0415  # see `lean`
@@ -252,7 +252,7 @@ def _foreign(peer: settings.Format, text: bytes, source: str) -> dict[str, objec
 
 
 def _check(chosen: settings.Settings) -> None:
-    """Find problems that would otherwise end the process after registration. Raises CannotStart."""
+    """Raise CannotStart for problems that would otherwise end the process after registration."""
     problem = socket_directory.problem(
         Path(chosen.kubelet.directory) / settings.SOCKET_DIRECTORY, serves=chosen.serves
     )
@@ -326,7 +326,7 @@ class Reloader:
         self._read_requested.set()
 
     async def _may_have_changed(self) -> bool:
-        """Return whether a file may have changed; the watch also reports files beside it."""
+        """Return whether a file may have changed; the watch covers whole directories."""
         files = [self._file, *([self._policy] if self._policy else [])]
         before, self._stamps = self._stamps, ()
         with contextlib.suppress(TimeoutError):
@@ -361,7 +361,7 @@ class Reloader:
         await self._node.configure(configuration, config_hash=config_hash, restart=restart)
 
     async def _reload_gpu_policy(self, configuration: settings.NodeConfiguration) -> None:
-        """Apply the GPU health rules from the files. Raises ValueError or TimeoutError."""
+        """Load the GPU health policy and apply it. Raises ValueError or TimeoutError."""
         if configuration.gpus is not None and self._node.watches_gpus:
             from muster_plugin.gpu import evaluation  # noqa: PLC0415  # see `lean`
 
@@ -382,7 +382,7 @@ def _stamp(file: Path) -> _Stamp | None:
 
 
 def _watched_directories(file: Path) -> set[Path]:
-    """Return the directories to watch; a ConfigMap changes through a link beside the file."""
+    """Return the directories to watch; the kubelet updates a ConfigMap by replacing a link."""
     return {file.parent, Path(os.path.realpath(file)).parent}
 
 

@@ -2,8 +2,8 @@
 
 Changes go to the kubelet first, then to the log and the bus, so that no pod gets a device after
 subscribers were informed that it is broken. The kubelet's podresources API reports which pod holds
-which device, and so shows differences from the plugin's list. Events are buffered until the bus is
-connected, then published in order.
+which device; its answers are also compared with the plugin's list. Events are buffered until the
+bus is connected, then published in order.
 """
 
 import asyncio
@@ -46,7 +46,7 @@ class EventLog:
         self._findings: dict[str, vocabulary.WatchedFinding] = {}
         self._rejection: tuple[str, ...] = ()
         self.configurations_rejected = 0
-        """How often a changed configuration could not be used."""
+        """How many times a changed configuration could not be used."""
         self.configuration_rejected_at: float | None = None
         """When the configuration became unusable, in monotonic seconds; None if it is usable."""
 
@@ -165,7 +165,7 @@ class EventLog:
         return bool(changes)
 
     def record_shortage(self, resource: str, shortage: str) -> bool:
-        """Record whether there are too few devices; return whether that changed."""
+        """Record the shortage of devices, or an empty text for none; return whether it changed."""
         if shortage == self._shortages.get(resource, ""):
             return False
         self._shortages[resource] = shortage
@@ -187,7 +187,7 @@ class EventLog:
         registered_again: tuple[str, ...] = (),
         restart: tuple[str, ...] = (),
     ) -> None:
-        """Record that a changed configuration was applied, and to which resources."""
+        """Record that a changed configuration was applied, and which resources it changed."""
         self._rejection, self.configuration_rejected_at = (), None
         event = vocabulary.ConfigurationApplied(
             **self._origin(),
@@ -256,7 +256,7 @@ class UpdatePublisher:
         on_published: Callable[[], None],
     ) -> None:
         self.heartbeat_due = asyncio.Event()
-        """Set when a problem begins or ends that the next heartbeat should report at once."""
+        """Set when a problem begins or ends, so that a heartbeat reports it immediately."""
         self._devices = devices
         self._plugins = resources
         self._event_log = events
@@ -292,7 +292,7 @@ class UpdatePublisher:
             await self.publish([])
 
     def record(self, events: Iterable[vocabulary.PluginEvent]) -> None:
-        """Log changes and send them to the bus, but not to the kubelet."""
+        """Log changes and shortages and send them to the bus, but not to the kubelet."""
         for event in events:
             self._faults_without_pods.record(event)
             self._event_log.record_device(event)
@@ -301,7 +301,7 @@ class UpdatePublisher:
                 self.heartbeat_due.set()
 
     def name_pods(self, at: datetime) -> None:
-        """Publish faults again once it is known which pods hold their devices."""
+        """Publish faults again, once the pods that hold their devices are known."""
         self.record(self._faults_without_pods.named(self._devices.pods_holding, at))
 
     def record_problems(self, problems: Iterable[str]) -> None:
@@ -323,7 +323,7 @@ class PodDevices:
     """Polls the kubelet for the devices of pods and publishes changes.
 
     `on_polled` is called after each answer. `on_listing` receives the kubelet's whole list, which
-    includes other plugins.
+    includes other plugins' devices, or None if the kubelet does not answer.
     """
 
     def __init__(

@@ -19,7 +19,7 @@ _Samples: TypeAlias = Iterable[tuple[Sequence[str], float]]
 
 
 def register(node: node_wiring.Node, heartbeat_at: Callable[[], float]) -> None:
-    """Serve the metrics of a node on this process's /metrics."""
+    """Add the metrics of a node to this process's /metrics endpoint."""
     prometheus_client.REGISTRY.register(Collector(node, heartbeat_at))
 
 

@@ -93,7 +93,7 @@ class Node:
             on_published=self._on_published,
         )
         self.heartbeat_due = self._updates.heartbeat_due
-        """Set when a problem begins or ends that the next heartbeat should report at once."""
+        """Set when a problem begins or ends, so that a heartbeat reports it immediately."""
         self._planner = inventory.Planner(settings.at(name))
         self._gpus = gpus
         self._checked_at: dict[str, float] = {}
@@ -131,7 +131,7 @@ class Node:
 
     @property
     def xids(self) -> Mapping[int, int]:
-        """How often the driver reported each XID."""
+        """How many times the driver reported each XID."""
         return self._gpus.xids if self._gpus else {}
 
     @property
@@ -140,7 +140,7 @@ class Node:
         return self._gpus is not None
 
     def stuck(self, now: float) -> str | None:
-        """Return the periodic check that has not run for too long, or None."""
+        """Return which periodic check has not run for too long, as text; None if there is none."""
         for kind in (_SOCKETS, _DEVICES):
             age_s = now - self._checked_at.get(kind, now)
             if age_s > _STUCK_S:
@@ -184,7 +184,7 @@ class Node:
         self.pods.poller.soon.set()
 
     def on_list_sent(self) -> None:
-        """Schedule a check whether the kubelet lists the devices that were sent to it."""
+        """Schedule a check of whether the kubelet lists the devices that were sent to it."""
         self.pods.poller.soon.set()
 
     def on_lock_acquired(self) -> None:
@@ -192,7 +192,7 @@ class Node:
         self._write_cdi_specs()
 
     def on_problem_changed(self) -> None:
-        """Send the next heartbeat at once."""
+        """Send the next heartbeat immediately."""
         self.heartbeat_due.set()
 
     # Tasks
@@ -200,7 +200,7 @@ class Node:
     def tasks(self, acquire: Acquire | None = None) -> tuple[Coroutine[object, object, None], ...]:
         """Return all tasks that run as long as the process does.
 
-        No resource is served before `acquire` returns; it waits until no other plugin serves one of
+        No resource is served before `acquire` returns; it waits until no other plugin serves any of
         them.
         """
         return (
@@ -286,7 +286,7 @@ class Node:
             await self._gpus.source.close()
 
     async def _run_plugins(self, acquire: Acquire | None) -> None:
-        """Serve the resources as soon as the devices are known."""
+        """Serve the resources once the devices are known and `acquire` has returned."""
         await self._first_scan_done.wait()
         if acquire is not None:
             await acquire()
@@ -325,7 +325,7 @@ class Node:
                 self._start_if_all_seen()
             case gpu.FaultBegan() | gpu.FaultEnded():
                 self._updates.publish_soon(self.inventory.apply_fault(update))
-                # hundreds of faults may arrive at once: let other tasks run
+                # hundreds of faults may arrive together: let other tasks run
                 await asyncio.sleep(0)
             case _:
                 assert_never(update)

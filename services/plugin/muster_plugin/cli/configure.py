@@ -58,8 +58,9 @@ _Manifests = Annotated[
         name="MANIFESTS",
         allow_leading_hyphen=True,
         validator=_refuse_option,
-        help="The plugin's DaemonSet, as `kubectl get daemonset NAME -o yaml` prints it, or all of "
-        "muster, as `kubectl kustomize DIR` prints it: the rest is printed unchanged; - is stdin.",
+        help="The plugin's DaemonSet, as `kubectl get daemonset NAME -o yaml` prints it, or all "
+        "manifests of muster, as `kubectl kustomize DIR` prints them: other objects are printed "
+        "unchanged; - is stdin.",
     ),
 ]
 _Domain = Annotated[str | None, Parameter(help="The domain of generic-device-plugin's resources.")]
@@ -99,7 +100,7 @@ _DEFAULTS: Final = Options()
 
 
 def _reporting(command: Callable[_Arguments, int | None]) -> Callable[_Arguments, int]:
-    """Make a command print its problems and return the exit code."""
+    """Wrap a command so that it prints its problems and returns the exit code."""
 
     @functools.wraps(command)
     def run(*arguments: _Arguments.args, **options: _Arguments.kwargs) -> int:
@@ -371,7 +372,7 @@ async def _scan_gpus(
 def _rows(
     planned: resource_plan.PlannedResource, present: Iterable[vocabulary.Gpu]
 ) -> Iterator[tuple[str, str, str]]:
-    """Yield a row for each physical device, with its first id."""
+    """Yield a row for each physical device, with the id of its first unit."""
     devices: dict[str, list[advertised.Unit]] = {}
     for unit in planned.units:
         devices.setdefault(unit.physical, []).append(unit)
@@ -385,7 +386,7 @@ def _rows(
 
 
 def _described(gpu: vocabulary.Gpu) -> Mapping[str, str]:
-    """Return a description of a GPU and of its MIG devices, by uuid."""
+    """Return descriptions of a GPU and of its MIG devices, by uuid."""
     which = f"GPU {gpu.index}" if gpu.index is not None else "a GPU"
     parts = {mig.uuid: f"{mig.profile} of {which}, {gpu.product}" for mig in gpu.mig}
     return {gpu.uuid: f"{which}, {gpu.product}", **parts}

@@ -50,10 +50,10 @@ def plugins_of(objects: Sequence[Manifest]) -> list[Manifest]:
 
 
 def for_labels(document: settings.Document, daemonset: Manifest) -> list[Manifest]:
-    """Return the DaemonSet for all other nodes, then one for each label value. Raises Refused.
+    """Return DaemonSets: for nodes without the label values, then for each value. Raises Refused.
 
-    An override that matches by the node's name needs no DaemonSet. `daemonset` may be the result of
-    an earlier call.
+    An override that matches by the node's name needs no DaemonSet. `daemonset` may be the first
+    DaemonSet that an earlier call returned.
     """
     key, values = _label(document.nodes)
     base = _plain(daemonset)
@@ -62,7 +62,7 @@ def for_labels(document: settings.Document, daemonset: Manifest) -> list[Manifes
     copies = [_for_value(base, key, value) for value in values]
     names = [str(_below(each, "metadata")["name"]) for each in (base, *copies)]
     if len({*names}) < len(names):
-        raise validation.Refused(["nodes: two values would make DaemonSets of the same name"])
+        raise validation.Refused(["nodes: two values would give two DaemonSets the same name"])
     _keep_off(base, key, values)
     _set_variable(base, _LABELS, _text({key: ""}))
     return [base, *copies]
@@ -160,7 +160,7 @@ def _let_on(made: Manifest, key: str) -> None:
 
 
 def _without_last(term: Manifest, key: str) -> Manifest:
-    """Return a node selector term without the last expression, which `_keep_off` adds."""
+    """Return a node selector term without its last expression if `_keep_off` added it."""
     expressions = term.get("matchExpressions")
     *others, last = expressions if isinstance(expressions, list) and expressions else [{}]
     if (last.get("key"), last.get("operator")) != (key, "NotIn"):

@@ -67,7 +67,7 @@ def import_peer(
 
     `domain` replaces the domain in generic-device-plugin's file or flags. `default` names the
     configuration for nodes without a label if NVIDIA's plugin has several. `environment` contains
-    the process's variables if it runs in place of NVIDIA's plugin.
+    the variables of this process if it replaces NVIDIA's plugin.
     """
     variables: nvidia.Variables = ()
     if environment is not None and peer is config_settings.Format.NVIDIA:
@@ -188,7 +188,7 @@ def _converted(
 def _only_document(
     manifest: peer_file.ManifestContent, written_for: config_settings.Format, source: str
 ) -> Any:
-    """Return the only configuration in the manifests."""
+    """Return the only configuration in the manifests. Raises BadSettings for none or several."""
     documents = _files(manifest, written_for, source)
     if not documents:
         problem = f"these manifests contain no configuration for {written_for}"

@@ -3,7 +3,7 @@
 It covers every setting of NVIDIA's device plugin, which `importers.nvidia` converts. A selector
 (`model.gpu`) is the index of a GPU (`0` or "0"), the indexes of a GPU and its MIG device ("0:1"),
 or a uuid ("GPU-...", "MIG-..."). In a pattern for a product's name, `*` matches anything. In a
-file, keys are in camel case (`migStrategy`), except for a unit (`poll_s`).
+file, keys are in camel case (`migStrategy`), except keys that end with a unit (`poll_s`).
 """
 
 import enum
@@ -135,7 +135,7 @@ class Shared(errors.Checked, frozen=True, kw_only=True, omit_defaults=True, rena
 
     @property
     def listed_devices(self) -> tuple[int | str, ...]:
-        """The selectors of the entry's devices, if they are listed."""
+        """The selectors of the entry's devices; empty if the entry does not list devices."""
         return self.devices if isinstance(self.devices, tuple) else ()
 
     def problems(self) -> Iterator[str]:
@@ -151,7 +151,10 @@ class Shared(errors.Checked, frozen=True, kw_only=True, omit_defaults=True, rena
 
 
 class Sharing(errors.Checked, frozen=True, kw_only=True, omit_defaults=True, rename=key):
-    """Time-slicing. Of several entries for a name, each shares devices that earlier ones do not."""
+    """The settings of time-slicing.
+
+    If entries have the same name, each shares devices that earlier entries do not.
+    """
 
     resources: Annotated[tuple[Shared, ...], msgspec.Meta(max_length=256)] = ()
     rename_by_default: bool = False
@@ -253,7 +256,7 @@ class Gpus(errors.Checked, frozen=True, kw_only=True, omit_defaults=True, rename
 
     `library` is the path of libnvidia-ml.so.1, needed if it is neither below the driver root nor
     found by the loader. `expect` is the number of GPUs or MIG devices, not replicas, by resource.
-    The other keys are the same as for any resource.
+    `grace_s` and `registration` are the same as for any other resource.
     """
 
     mig_strategy: MigStrategy = MigStrategy.NONE

@@ -215,11 +215,11 @@ class Resource(
     omit_defaults=True,
     rename={"per_match": "perMatch", "pre_start": "preStart"},
 ):
-    """One extended resource; with `per_match` (as in smarter) one resource for each match.
+    """One extended resource; with `per_match`, one resource for each match.
 
-    `env` names the variable with the container's device ids; empty means that there is no variable.
-    The default contains the resource's name, so that two resources in one container do not collide.
-    A device that disappears is Unhealthy for `grace_s` and is then removed from the list.
+    `env` names the variable that lists the container's device paths; empty means no variable. The
+    default contains the resource's name, so that two resources in one container do not collide. A
+    device that disappears is Unhealthy for `grace_s` and is then removed from the list.
     """
 
     name: vocabulary.Name

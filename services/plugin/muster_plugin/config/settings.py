@@ -1,4 +1,4 @@
-"""Pure: the plugin's settings: devices to advertise, kubelet, bus, interval of heartbeats.
+"""Pure: the plugin's settings: devices to advertise, kubelet, bus, heartbeat interval.
 
 The devices are in schema v1 (`Document`): for every node, with overrides for some nodes. The other
 keys of the file concern the process; changing those requires a restart.
@@ -132,7 +132,7 @@ class Document(
 def name_problems(
     resources: Resources, gpus: config_gpus.Gpus | None, nodes: Sequence[NodeOverride | None]
 ) -> Iterator[str]:
-    """Yield the resources that have the same name, on every node or on some nodes."""
+    """Yield a problem for each name that two resources have, on every node or on some nodes."""
     yield from _repeated(resources, gpus)
     for at, override in validation.whole(nodes):
         repeated = _repeated(override.resources, override.gpus or None)
@@ -140,7 +140,10 @@ def name_problems(
 
 
 def overlap_problems(resources: Resources, nodes: Sequence[NodeOverride | None]) -> Iterator[str]:
-    """Yield a problem for each pair of resources that certainly match the same device nodes."""
+    """Yield a problem for each pair of resources that certainly match the same device nodes.
+
+    If there are too many entries to compare, only this problem is yielded.
+    """
     overrides = [*validation.whole(nodes)]
     lists: list[Resources] = [resources, *(override.resources for _, override in overrides)]
     everything = [resource for entries in lists for _, resource in validation.whole(entries)]
@@ -176,7 +179,7 @@ def warnings(resources: Resources, nodes: Sequence[NodeOverride | None] = ()) ->
 
 
 def claims(resources: Resources) -> tuple[Claim, ...]:
-    """Return the entries whose device nodes belong to one resource only."""
+    """Return the entries whose device nodes must belong to one resource only."""
     return tuple(
         Claim(at=at, resource=resource.name, key=f"resources[{at}].{key}", entry=entry)
         for at, resource in validation.whole(resources)
@@ -193,7 +196,7 @@ def _replaced(
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True):
-    """A configured entry, its key, and the number and name of its resource."""
+    """A configured entry, its key, and the index and name of its resource."""
 
     at: int
     resource: str
@@ -274,7 +277,7 @@ class Cdi(_Directory, frozen=True, kw_only=True):
 
 
 class SimulatedGpus(msgspec.Struct, frozen=True, kw_only=True):
-    """Simulated GPUs; `faults` is a script of XIDs, one JSON object per line."""
+    """Simulated GPUs; `faults` is the path of a script of XIDs, one JSON object per line."""
 
     count: Annotated[int, msgspec.Meta(ge=1, le=64)] = 4
     product: vocabulary.Name = "NVIDIA H100 80GB HBM3"

@@ -52,7 +52,7 @@ def scan(
     entries_max: int = ENTRIES_MAX,
     depth_max: int = DEPTH_MAX,
 ) -> Scan:
-    """Return all nodes that these entries may match, by path; `scan_result` selects from them.
+    """Return all nodes that these entries may match, by path; `scan_result` selects from these.
 
     Attributes and USB devices are read only if an entry needs them.
     """
@@ -319,7 +319,7 @@ def _numa(levels: Sequence[str]) -> int | None:
 
 
 def _ids(levels: Iterable[str]) -> tuple[str, str]:
-    """Return the hexadecimal vendor and product ids of the USB device, or else the PCI device."""
+    """Return the hexadecimal vendor and product ids of the nearest USB or PCI device, if any."""
     for level in levels:
         if vendor := _read(f"{level}/idVendor"):
             return vendor.lower(), (_read(f"{level}/idProduct") or "").lower()

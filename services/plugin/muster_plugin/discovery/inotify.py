@@ -54,7 +54,7 @@ async def scan_times(
     share: float = 1.0,
     changed: asyncio.Event | None = None,
 ) -> AsyncGenerator[None, None]:
-    """Yield whenever a scan is due: at once, after every change, and at least every `period_s`.
+    """Yield whenever a scan is due: immediately, after every change, and at least every `period_s`.
 
     Changes often come in bursts, so all changes within `settle_s` of the first cause one scan.
     Scans take at most `share` of the time, however many changes there are. Setting `changed`

@@ -1,11 +1,11 @@
 """Pure: plans which scanned device nodes each resource advertises, and under which device ids.
 
-A unit is what one device id stands for: a match of each entry of its group. Unlike in
-generic-device-plugin, two identical USB sticks are two units, and a group can have USB entries and
-others. Each match is used in at most `limit` rows (a row is a unit before it has an id), so the
-shortest list of matches limits the number of rows. A group has at
-most as many rows as its longest list has matches. An optional entry without matches is left out;
-with matches it counts like any other (generic-device-plugin, deviceplugin/path.go).
+A unit corresponds to one device id; it has one match for each entry of its group. Unlike in
+generic-device-plugin, two identical USB sticks are two units, and a group can contain USB entries
+and other entries. Each match is used in at most `limit` rows (a row is a unit before it has an id),
+so the shortest list of matches limits the number of rows. A group has at most as many rows as its
+longest list has matches. An optional entry without matches is left out; with matches it counts like
+any other (generic-device-plugin, deviceplugin/path.go).
 
 An id consists of the device's stable name and the number of the replica, never of the device's
 position in a list or its device number. Other devices therefore do not change it when they appear
@@ -328,7 +328,7 @@ def group_rows(columns: Columns) -> Iterator[Row]:
 
 
 def limiting_entries(columns: Columns) -> Iterator[str]:
-    """Yield the optional entries that limit the number of units because they have few matches."""
+    """Yield a problem for each optional entry whose few matches limit the number of units."""
     length = _length(columns)
     for number, (entry, matches) in columns.items():
         if entry.optional and len(matches) * entry.limit == length:

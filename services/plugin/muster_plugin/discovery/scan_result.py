@@ -3,7 +3,7 @@
 Paths are those of the host, wherever its root is mounted. A node has several names: its own path
 and the links that lead to it. An entry matches a node only once: under the node's own path or, if
 that does not match, under the first link that does. With `every_name`, as in
-smarter-device-manager, each matching name is a match of its own.
+smarter-device-manager, each matching name is a separate match.
 
 A wildcard for a `Device` matches no directory, although generic-device-plugin passes on the content
 of directories. Nor does it match a file that a runtime cannot pass as a device node, such as a
@@ -38,7 +38,7 @@ class Kind(enum.StrEnum):
 
 
 class Usb(msgspec.Struct, frozen=True, kw_only=True):
-    """A USB device in a `port` such as `1-1.4`; `dev` increases whenever it is plugged in.
+    """A USB device at a `port` such as `1-1.4`; `dev` increases whenever it is plugged in.
 
     Names are as in /sys/bus/usb/devices; vendor and product are four lower-case hex digits.
     """

@@ -31,7 +31,7 @@ class Source(Protocol):
         """When each kind of check last succeeded, in monotonic seconds."""
 
     async def first_scan(self, timeout_s: float) -> gpu.Scan:
-        """Scan for the first time; the scan lists GPUs that could not be read in time."""
+        """Return the first scan; if it takes too long, return a scan that reports this."""
 
     async def observe(self, observer: Callable[[Observed], None]) -> None:
         """Report every observation until cancelled."""
@@ -54,7 +54,7 @@ class GpuEvaluator:
     ) -> None:
         self.source = source
         self.xids: Counter[int] = Counter()
-        """How often the driver reported each XID."""
+        """How many times the driver reported each XID."""
         self._health = health
         self._runner = runner
 
@@ -75,7 +75,7 @@ class GpuEvaluator:
             tasks.create_task(self.source.observe(self._runner.send))
 
     def receive(self, event: Observed, now: float) -> Sequence[Evaluated]:
-        """Return the faults that began or ended, then the scan itself."""
+        """Return the faults that began or ended, then the event itself if it is a scan."""
         if isinstance(event, gpu.Xid):
             self.xids[event.xid] += 1
         changes = self._health.receive(event, now)
@@ -86,7 +86,7 @@ class GpuEvaluator:
         return self._health.tick(now)
 
     def next_deadline(self) -> float | None:
-        """Return when `tick` is next needed."""
+        """Return when `tick` is next needed; None if no deadline is pending."""
         return self._health.next_deadline()
 
 

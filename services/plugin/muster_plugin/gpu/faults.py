@@ -1,21 +1,21 @@
 """Pure: determines which faults a GPU poll shows or rules out, and when an active fault ends.
 
-A signal is something that NVML itself reports about the GPU. A value that NVML does not report is
-unknown: it neither shows a fault nor rules one out. Numbers and names are those of nvml.h 13.3.
+A signal is a sign of a fault in what NVML reports about the GPU. A value that NVML does not report
+is unknown: it neither shows a fault nor rules one out. Numbers and names are those of nvml.h 13.3.
 
     fault                            | is over after
     ---------------------------------|--------------------------------------------------------------
-    a state that NVML reports        | `good` polls in a row that deny it
-    lost, asks for reset or reboot   | `good` good polls in a row that deny it, and quiet
+    a state that NVML reports        | `good` polls in a row that rule it out
+    lost, requests a reset or reboot | `good` good polls in a row that rule it out, and quiet
     ECC errors, XID degrade          | `good` good polls in a row, and quiet
     XID unhealthy                    | the same
-    XID reset                        | the same, and evidence of a reset: the driver says that
-                                     | nothing is needed, or the GPU disappeared and came back, or
-                                     | its error counter was reset
-    XID reboot                       | the same, and the driver says that nothing is needed
-    a failed remap                   | nothing
-    any but the last, with a report  | one good poll since the last fault (that denies it)
-    that it was repaired             |
+    XID reset                        | the same, and evidence of a reset: the driver reports that
+                                     | no action is needed, or the GPU disappeared and came back,
+                                     | or its error counter was reset
+    XID reboot                       | the same, and the driver reports that no action is needed
+    a failed remap                   | (never)
+    any but a failed remap, if it is | one good poll since the last fault; the poll must rule it
+    reported as repaired             | out unless the fault is an XID
 
 A good poll is an answer that requests no action. Quiet means `cooldown_s` without another fault on
 the part and without an answer that requests an action. Quiet has to last `UNPROVEN_FACTOR` times as
@@ -45,7 +45,8 @@ NVLINK: Final = "nvlink-down"
 FABRIC: Final = "fabric-not-ready"
 RECOVERY_OTHER: Final = "recovery-other"
 SLOW_POLLS: Final = 3
-"""How many polls in a row must show a slowdown before it is reported; shorter ones are normal."""
+"""How many polls in a row must show a slowdown before it is reported; shorter slowdowns are normal.
+"""
 
 _UNHEALTHY, _DEGRADED = gpu.Effect.UNHEALTHY, gpu.Effect.DEGRADED
 CONCLUSIVE_ERRORS: Final = {
@@ -106,7 +107,7 @@ class Signal(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def policy(self) -> str:
-        """Return the name of the deciding rule with its source."""
+        """The name of the rule that decided, with its source."""
         return f"polled/{self.code}: {self.effect} ({self.source})"
 
 
@@ -383,7 +384,7 @@ class FlapHistory:
         self._recovered_at: float | None = None
 
     def on_unhealthy(self, now: float) -> str:
-        """Return the evidence of flapping; empty if the part was healthy for a long time."""
+        """Count a relapse and return it as evidence; empty if there was no recent recovery."""
         if self._recovered_at is None or now - self._recovered_at >= FLAP_WINDOW_S:
             self.doublings = 0
             return ""

@@ -45,7 +45,7 @@ UNPOLLED: Final = "unpolled"
 UNANSWERED_POLLS: Final = 3
 
 _STALL_S: Final = 5.0
-"""A tick that is this late means that the process was stalled and could not receive polls."""
+"""A tick that is later than this means that the process was stalled and could not receive polls."""
 _NEVER: Final = float("inf")
 _UNMONITORED: Final = frozenset({UNANSWERED, UNWATCHED, UNPOLLED})
 _TEXT_MAX: Final = 1000
@@ -53,7 +53,7 @@ _Observed: TypeAlias = gpu.Scan | gpu.Observation
 
 
 class GpuHealth:
-    """The health of all GPUs of a node. A new `policy` or `rules` apply to later events."""
+    """The health of all GPUs of a node. Changes to `policy` and `rules` apply to later events."""
 
     def __init__(self, policy: xid_policy.Policy, rules: gpus.Health) -> None:
         self.policy = policy
@@ -66,7 +66,7 @@ class GpuHealth:
         return [*self._received(event, now), *self.tick(now)]
 
     def tick(self, now: float) -> Sequence[gpu.FaultChange]:
-        """Return the faults of overdue GPUs; if this process was stalled, restart all deadlines."""
+        """Return the faults of overdue GPUs; after a stall of the process, restart deadlines."""
         overdue = [condition for condition in self._gpus.values() if self._due(condition) <= now]
         if any(now - self._due(condition) > _STALL_S for condition in overdue):
             for condition in overdue:
@@ -77,7 +77,7 @@ class GpuHealth:
         return [change for condition in overdue if at for change in condition.on_overdue(now, at)]
 
     def next_deadline(self) -> float | None:
-        """Return when the next GPU becomes overdue."""
+        """Return when the next GPU becomes overdue; None if no poll is expected."""
         due = min(map(self._due, self._gpus.values()), default=_NEVER)
         return due if due < _NEVER else None
 
@@ -124,7 +124,7 @@ class GpuHealth:
         return condition.last_heard_at + max(OVERDUE_MIN_S, OVERDUE_POLLS * self.rules.poll_s)
 
     def _at(self, now: float) -> datetime | None:
-        """Return the date and time at `now`, by the last event with a timestamp, or None."""
+        """Return the date and time at `now`, by the last timestamp; None before the first."""
         if self._stamp is None:
             return None
         then, at = self._stamp
@@ -154,7 +154,7 @@ class GpuCondition:
         return any(code in _UNMONITORED for _, code in self._faults)
 
     def on_gone(self, now: float, at: datetime) -> Iterator[gpu.FaultChange]:
-        """End the faults that only a present GPU can have."""
+        """Record that the GPU is gone, and end the faults that only a present GPU can have."""
         self.last_heard_at = None
         self._unanswered = 0
         self._is_lost = True
@@ -183,7 +183,7 @@ class GpuCondition:
     def on_repair_reported(
         self, report: gpu.RepairReported, now: float, rules: gpus.Health
     ) -> Iterator[gpu.FaultChange]:
-        """Record that one XID, or every fault, was repaired; faults of other XIDs remain."""
+        """Record a repair; if the report names an XID, the faults of other XIDs remain."""
         repaired_code = "" if report.xid is None else f"xid-{report.xid}"
         for (_, code), fault in self._faults.items():
             if not repaired_code or code == repaired_code or not code.startswith("xid-"):
@@ -338,7 +338,7 @@ class GpuCondition:
 def _is_exhaustive(scan: gpu.Scan) -> bool:
     """Return whether all GPUs that the scan does not list are gone.
 
-    This is uncertain if a GPU without a uuid cannot be read, which may be any of them.
+    This is uncertain if a GPU cannot be read and its uuid is unknown: it may be any of them.
     """
     if scan.driver is gpu.Driver.READY:
         return all(failed.uuid for failed in scan.unreadable)

@@ -38,7 +38,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
 def included_gpus(
     scan: gpu.Scan, rules: config_gpus.Gpus, note: NoteProblem
 ) -> tuple[vocabulary.Gpu, ...]:
-    """Return the GPUs that are not excluded, by index; report selectors that match nothing."""
+    """Return the GPUs that are not excluded, in order; report selectors that match nothing."""
     distinct = [*_distinct(scan, note)]
     excluded = [gpu.parse_selector(text, products=True) for text in rules.exclude]
     matched: set[int] = set()
@@ -97,7 +97,7 @@ def _matching(excluded: Sequence[gpu.Selector], device: gpu.Device, product: str
 
 
 def _distinct(scan: gpu.Scan, note: NoteProblem) -> Iterator[vocabulary.Gpu]:
-    """Yield the GPUs with a valid and unique uuid, by index."""
+    """Yield the GPUs with a valid and unique uuid, sorted by index."""
     used: set[str] = set()
     for physical in sorted(scan.gpus, key=lambda g: (g.index is None, g.index, g.uuid)):
         label = gpu_label(physical)
@@ -131,7 +131,7 @@ def _candidates(
 
 
 def _partitioned(gpus: Iterable[vocabulary.Gpu], note: NoteProblem) -> list[vocabulary.Gpu]:
-    """Return the GPUs without those in MIG mode that have no MIG device to advertise."""
+    """Return the GPUs, except GPUs in MIG mode that have no MIG device to advertise."""
     usable = []
     for physical in gpus:
         if physical.mig_enabled and not physical.mig:

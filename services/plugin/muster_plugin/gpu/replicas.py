@@ -116,7 +116,7 @@ class _Sharer:
         self._problems = problems
 
     def shares(self, name: str, candidates: Sequence[naming.Candidate]) -> Iterator[_Share]:
-        """Yield the shares of one resource; each entry uses the devices that remain."""
+        """Yield the shares of one resource; each entry uses devices that earlier ones left over."""
         remaining = {candidate.device.uuid: candidate for candidate in candidates}
         for at, shared in enumerate(self._sharing.resources):
             if shared.name != name:
@@ -197,7 +197,7 @@ class _Sharer:
 
 
 def _units(name: str, shares: Iterable[_Share], problems: list[str]) -> tuple[advertised.Unit, ...]:
-    """Return the units of one resource by id, at most as many as fit into a kubelet message."""
+    """Return the units of one resource, sorted by id, as many as fit into a kubelet message."""
     units: list[advertised.Unit] = []
     for share in shares:
         uuid = share.candidate.device.uuid

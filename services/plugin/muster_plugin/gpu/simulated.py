@@ -1,8 +1,8 @@
 """Adapter: simulated GPUs whose faults are set by a script.
 
-Each line of the script is a JSON object: `{"device": 0, "xid": 79}`, or `clear` in place of `xid`.
-The device is an index or a uuid.
-The whole file is read after every change, so it may be appended to, rewritten or removed.
+Each line of the script is a JSON object: `{"device": 0, "xid": 79}`, or `clear` instead of `xid`.
+The device is an index or a uuid. The whole file is read after every change, so it may be appended
+to, rewritten or removed.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ NVIDIA's catalogue requires a reset for them, and NVIDIA's plugin does not ignor
 
 
 class SimulatedSource:
-    """A GPU source that reports the faults that the script sets every `poll_s`."""
+    """A source of simulated GPUs: it reports changes of the script, and polls every `poll_s`."""
 
     def __init__(self, simulated: settings.SimulatedGpus, node: str, *, poll_s: float) -> None:
         self._file = Path(simulated.faults) if simulated.faults else None
@@ -58,7 +58,7 @@ class SimulatedSource:
 
     @property
     def checked_at(self) -> Mapping[str, float]:
-        """When the script was last read."""
+        """When the script was last read, in monotonic seconds."""
         return {} if self._read_at is None else {KIND: self._read_at}
 
     async def first_scan(self, timeout_s: float) -> gpu.Scan:

@@ -32,7 +32,7 @@ class _TooLongError(Exception):
 
 
 def best(scores: Matrix, size: int, required: Collection[int] = ()) -> tuple[int, ...]:
-    """Return the positions of the best `size` GPUs, all `required` among them, in order."""
+    """Return the sorted positions of the best `size` GPUs, including all `required` GPUs."""
     count = len(scores)
     needed = frozenset(required)
     assert len(needed) <= size <= count, f"{len(needed)} of {size} of {count}"
@@ -86,10 +86,11 @@ def _bits(positions: Collection[int], count: int) -> int:
 
 
 def _all_but_few(scores: Matrix, size: int, required: frozenset[int]) -> tuple[int, ...]:
-    """Return the best set by trying each possible rest; the rest must not be larger than a set.
+    """Return the best set by trying each set of GPUs to leave over, which must not be larger.
 
-    The chosen set's score plus the rest's score is the total, minus the degrees of the rest's
-    members, plus twice the score within the rest (its pairs count twice in the degrees).
+    The score of the chosen set plus the score of the other GPUs (the rest) is the total score,
+    minus the degrees of the rest's members, plus twice the score within the rest (its pairs count
+    twice in the degrees).
     """
     count = len(scores)
     everything = (1 << count) - 1
@@ -139,7 +140,10 @@ class _Search:
         self._steps = 0
 
     def chosen(self, required: frozenset[int]) -> tuple[int, ...]:
-        """Return the best set of the best partition; the first of equals. Raises _TooLongError."""
+        """Return the best set of the best partition, the first if several are equal.
+
+        Raises _TooLongError.
+        """
         self._needed = _bits(required, self._count)
         containing = [
             (self._sets[members], members) for members in self._sets if not self._needed & ~members
@@ -255,7 +259,7 @@ class _Partition:
         return sum(_total(self._scores, members) for members in self._sets)
 
     def chosen(self) -> tuple[int, ...]:
-        """Return the best set."""
+        """Return the set with the required GPUs; if none are required, the best set."""
         full = [tuple(sorted(members)) for members in self._sets if len(members) == self._size]
         if self._required:
             return full[0]

@@ -99,8 +99,9 @@ class Overrides(errors.Checked, frozen=True, kw_only=True, forbid_unknown_fields
 class HealthCheckLists(msgspec.Struct, frozen=True, kw_only=True):
     """NVIDIA's two lists, parsed; the enabled list takes precedence.
 
-    `is_off` is true if `all` is disabled and not enabled: then NVML's reports about the GPU itself
-    do not make it Unhealthy either. The item `xids` concerns XIDs only.
+    `is_off` is true if `all` is disabled, and neither `all` nor `xids` is enabled: then NVML's
+    reports about the GPU itself do not make it Unhealthy either. The item `xids` concerns XIDs
+    only.
     """
 
     disabled: frozenset[int] = frozenset()
@@ -111,11 +112,11 @@ class HealthCheckLists(msgspec.Struct, frozen=True, kw_only=True):
     problems: tuple[str, ...] = ()
 
     def enables(self, xid: int) -> bool:
-        """Return whether the enabled list names the XID."""
+        """Return whether the enabled list covers the XID."""
         return self.enables_rest or xid in self.enabled
 
     def disables(self, xid: int) -> bool:
-        """Return whether the disabled list names the XID."""
+        """Return whether the disabled list covers the XID, and the enabled list does not."""
         return not self.enables(xid) and (self.disables_rest or xid in self.disabled)
 
 
@@ -150,7 +151,7 @@ class _PresetRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class Preset(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One preset: the first rule that names an XID decides, else `otherwise`."""
+    """One preset: the first rule that names an XID decides; if none does, `otherwise` applies."""
 
     version: int
     preset: gpus.Preset
@@ -220,7 +221,7 @@ class Policy:
         return Rule(action=action, title=title, rule=rule, source=source)
 
     def _severity(self, xid: int) -> Action:
-        """Return the action for an enabled XID that the preset or the user ignores."""
+        """Return the action for an enabled XID that would otherwise not make the GPU Unhealthy."""
         for named in self._preset.rules:
             if xid in named.xids and named.action.is_unhealthy:
                 return named.action

@@ -25,7 +25,7 @@ OnResult = Callable[[str, advertised.Unit, str], Awaitable[None]]
 
 
 class DeviceChecker:
-    """Checks each device periodically, as configured for its resource, and new devices at once.
+    """Checks each device periodically, as configured for its resource, and new devices immediately.
 
     `on_result` receives the resource, the unit and the problem, which is empty if the check passed.
     """
@@ -113,9 +113,10 @@ def _open(path: str, flags: int) -> None:
 
 
 async def _commanded(unit: advertised.Unit, checks: resources.Checks) -> str:
-    """Run the check command, with the device nodes in MUSTER_DEVICES, separated by commas.
+    """Run the check command; return the problem, which is empty if the check passed.
 
-    The command counts as ended when its own process has ended, even if child processes still run.
+    MUSTER_DEVICES contains the device nodes, separated by commas. The command counts as ended when
+    its own process has ended, even if child processes still run.
     """
     paths = ",".join(device.host_path for device in unit.devices)
     program = checks.command[0]

@@ -12,15 +12,15 @@ State of a unit (one device id) after each observation or check; `-` is no chang
     Replaced  | Back        | Gone      | - (3)          | -            | -
     Back      | -           | Gone      | Replaced       | Failing      | Healthy (1)
 
-Without configured checks New and Back are Healthy at once; with checks an unchecked unit is not
-allocated. (1) After `good_checks` passed checks in a row; after one if it is Back and was not
+Without configured checks, New and Back are Healthy immediately; with checks, an unchecked unit is
+not allocated. (1) After `good_checks` passed checks in a row; after one if it is Back and was not
 Failing when it vanished. (2) It is removed `grace_s` after it vanished, or later: never while a pod
-holds it. (3) Likewise, or at once if it is certain that no pod holds it; then its replacement is
-New under the same id.
+holds it. (3) Likewise, or immediately if it is certain that no pod holds it; then its replacement
+is New under the same id.
 
-A unit that is no longer configured is removed at once, in any state.
+A unit that is no longer configured is removed immediately if it is present.
 
-Only the state Healthy is reported as Healthy; every other state is Unhealthy at once, with the
+Only the state Healthy is reported as Healthy; every other state is immediately Unhealthy, with the
 reason. `another` is a device with the same id and another identity, such as another device number
 at the same path. A running pod still has the old device in its cgroup, so the new device is not
 offered before the old one is removed.
@@ -49,7 +49,7 @@ HealthState: TypeAlias = tuple[vocabulary.Health, str, str]
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True):
-    """The waiting times, and the expected number of devices (0: any number).
+    """The grace period, the checks, and the expected number of devices (0: any number).
 
     With `of_gpus`, each GPU counts once, even if it has several replicas.
     """
@@ -217,7 +217,7 @@ class DeviceLifecycle:
         return [fact for tracked in due for fact in self._remove(tracked)]
 
     def next_deadline(self) -> float | None:
-        """Return when the next missing unit is to be removed."""
+        """Return when the next missing unit is to be removed; None if there is none to remove."""
         lost = [tracked for tracked in self._tracked.values() if tracked.lost_at is not None]
         return min(
             (at for tracked in lost if (at := self._leaves_at(tracked, 0.0)) < _NEVER), default=None
@@ -247,7 +247,7 @@ class DeviceLifecycle:
 
     @property
     def problem(self) -> str:
-        """Describe a shortage of devices; empty if there are enough."""
+        """A description of the shortage of devices; empty if there are enough."""
         if not self.policy.expected:
             return ""
         present = [tracked.unit for tracked in self._tracked.values() if tracked.lost_at is None]

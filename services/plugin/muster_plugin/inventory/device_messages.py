@@ -47,7 +47,7 @@ class DeviceEvents:
         facts: Iterable[device_lifecycle.Fact],
         at: datetime,
     ) -> Iterator[vocabulary.PluginEvent]:
-        """Return the events of changes to units, in order; `resource` is already up to date."""
+        """Yield the events of changes to units, in order; `resource` is already up to date."""
         announced: set[tuple[str, vocabulary.Health]] = set()
         for group in _group_facts(resource, facts):
             match group[0]:
@@ -131,7 +131,7 @@ class DeviceEvents:
 class FaultsWithoutPods:
     """The latest faults of devices that no pod was known to hold: at most 256.
 
-    The kubelet lists a pod about a second after it got its devices. A fault in that second was
+    The kubelet lists a pod about a second after the pod got its devices. A fault in that second was
     published without the pod, so it is published again as soon as the pod is known, once.
     """
 
@@ -139,7 +139,7 @@ class FaultsWithoutPods:
         self._faults: dict[tuple[str, str, str], vocabulary.PluginEvent] = {}
 
     def record(self, event: vocabulary.PluginEvent) -> None:
-        """Record an event before it is published."""
+        """Record the fault that an event reports without pods; remove a fault that it ends."""
         match event:
             case vocabulary.DeviceHealthChanged():
                 what, holds = "", event.health is not vocabulary.Health.HEALTHY

@@ -38,7 +38,7 @@ class Inventory:
         self._events = device_messages.DeviceEvents(node, plugin, self._faults)
         self._resources: dict[str, resource_devices.ResourceDevices] = {}
         self.gpus: vocabulary.GpuNode | None = None
-        """The description of the GPUs in snapshots, if there is one."""
+        """The description of the GPUs in snapshots; None without GPUs."""
         self.gpu_context = container_spec.AllocationContext()
         """The current rules and capabilities by which GPUs are allocated."""
         self._gpu_rules = self.gpu_context.rules
@@ -113,7 +113,7 @@ class Inventory:
         return events
 
     def next_deadline(self) -> float | None:
-        """Return when `tick` is next needed."""
+        """Return when `tick` is next needed; None if no device is to be removed."""
         deadlines = (resource.lifecycle.next_deadline() for resource in self._resources.values())
         return min((at for at in deadlines if at is not None), default=None)
 
@@ -143,7 +143,7 @@ class Inventory:
 
     @property
     def matched_devices(self) -> dict[str, str]:
-        """The matched device that each resource with `per_match` is named after."""
+        """The matched device after which each resource with `per_match` is named, by resource."""
         return {
             name: units[0].physical
             for name, resource in self._resources.items()
@@ -190,7 +190,7 @@ class Inventory:
         return self._faults.count()
 
     def shortage(self, resource: str) -> str:
-        """Describe a shortage of devices; empty if there are enough."""
+        """Describe a shortage of devices, or unusable GPUs; empty if there is neither."""
         advertised = self._resources.get(resource)
         if advertised is None or advertised.lifecycle.problem:
             return advertised.lifecycle.problem if advertised else ""

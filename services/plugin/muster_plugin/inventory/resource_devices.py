@@ -48,7 +48,7 @@ class ActiveFaults:
         return is_change
 
     def reason(self, part: gpu.Part, effect: gpu.Effect) -> str:
-        """Return the active faults of a part as text, oldest first; empty if there are none."""
+        """Return the reasons for a part's active faults of one effect; empty if there are none."""
         if part.gpu not in self._active:
             return ""
         cache = self._reasons.setdefault(part.gpu, {})
@@ -94,7 +94,7 @@ class ResourceDevices:
     def receive(
         self, event: device_lifecycle.Signal, now: float
     ) -> Sequence[device_lifecycle.Fact]:
-        """Handle one signal about the units."""
+        """Handle one signal about the units; return the resulting changes."""
         facts = self.lifecycle.receive(event, now)
         self._clear_cache()
         return facts

@@ -178,7 +178,7 @@ def prefer(
     is left.
 
     Never raises: an error would fail the pod's admission, while a short answer lets the kubelet
-    choose the rest (kubelet devicemanager/manager.go, devicesToAllocate).
+    choose the missing ids (kubelet devicemanager/manager.go, devicesToAllocate).
     """
     chosen = list(dict.fromkeys(must_include))
     if len(chosen) >= size:

@@ -1,9 +1,9 @@
 """Adapter: writes CDI specs for the container runtime, one file for each resource that uses CDI.
 
 The runtime reads the spec (Container Device Interface 0.6.0, SPEC.md) and resolves the device names
-that the kubelet passes on. A runtime without CDI cannot start such a container. The files remain
-when the plugin ends: the kubelet stores the plugin's answers, so a restarted container still has
-device names that only these files define.
+that the kubelet passes on. A runtime without CDI cannot start containers with these devices. The
+files remain when the plugin ends: the kubelet stores the plugin's answers, so a restarted container
+still has device names that only these files define.
 """
 
 import contextlib
@@ -95,7 +95,7 @@ class SpecDirectory:
         return frozenset({self._directory} if self._directory.is_dir() else ())
 
     def remove_stale(self, is_free: Callable[[str], bool]) -> None:
-        """Remove the spec files of resources that are not served: `is_free(slug)` is true."""
+        """Remove the spec files of resources that no plugin serves (`is_free(slug)` is true)."""
         with contextlib.suppress(OSError):
             for path in sorted(self._directory.iterdir()):
                 slug = slug_of(path.name)

@@ -58,8 +58,8 @@ async def register(kubelet: Path, resource: str, socket: str, *, pre_start: bool
 async def wait_for_plugin_watcher(endpoint: server.Endpoint) -> str:
     """Wait until the kubelet's plugin watcher has registered the plugin's socket. Raises Refused.
 
-    Returns an empty identity of kubelet.sock, which does not matter: a restarted kubelet finds the
-    socket by itself.
+    Returns an empty identity of kubelet.sock. The identity is not needed, because a restarted
+    kubelet finds the plugin's socket by itself.
     """
     try:
         async with asyncio.timeout(_WATCHER_TIMEOUT_S):
@@ -89,7 +89,7 @@ class SelfProbe:
     ) -> None:
         self.last_result: registration_signals.ProbeResult | None = None
         self.due = asyncio.Event()
-        """Set when the kubelet has listed the resource, so that a probe runs at once."""
+        """Set when the kubelet has listed the resource, so that a probe runs immediately."""
         self._endpoint = endpoint
         self._send = send
         self._on_failure = on_failure

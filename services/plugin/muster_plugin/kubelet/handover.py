@@ -1,7 +1,7 @@
 """Adapter: takes over a node's resources from another process of the plugin, without a gap.
 
-In a rolling update the new pod starts beside the old one. The two processes agree over a socket
-beside the resource locks:
+In a rolling update the new pod starts beside the old one. The two processes communicate over a
+socket beside the resource locks:
 
     successor                           holder
     ------------------------------------|--------------------------------------------------------
@@ -9,8 +9,8 @@ beside the resource locks:
                                         | locks, keeps serving; answers with its sockets
     locks and registers the resources   | (the kubelet uses the newer registration)
     finish, when all are listed      -> | ends its streams and servers; answers
-    keeps the connection open           | waits for its end
-    the connection ends                 | serves and registers again: its successor has died
+    keeps the connection open           | waits for the connection to end
+    the connection ends                 | serves and registers again: its successor has ended
 
 A kubelet before 1.37 drops the newer registration as well when the older stream ends (k/k#121994);
 the successor then registers again. A holder refuses the pod from which it took over, so that two
@@ -33,7 +33,7 @@ from muster.service import logs
 _ANSWER_TIMEOUT_S: Final = 5.0
 _FINISH_TIMEOUT_S: Final = 30.0
 _ASKS_MAX: Final = 5
-"""How often a successor sends its request to a holder that closes the connection."""
+"""How many times a successor sends its request to a holder that closes the connection."""
 _ASK_AGAIN_S: Final = 1.0
 _LINE_BYTES_MAX: Final = 256 * 1024
 """The longest line: a node has up to 1,000 resources, each with a socket name of 107 bytes."""
@@ -139,7 +139,7 @@ class Handover:
         if self._connection is None:
             return
         reader, writer = self._connection
-        # if the predecessor has died in the meantime, its servers have already ended
+        # if the predecessor has ended in the meantime, its servers have already ended
         with contextlib.suppress(OSError, ValueError, TimeoutError):
             async with asyncio.timeout(_ANSWER_TIMEOUT_S):
                 await _send(writer, Finish())

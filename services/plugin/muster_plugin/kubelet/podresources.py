@@ -4,9 +4,9 @@ The kubelet answers at most 100 calls per second, from all clients together, so 
 When it is busy (RESOURCE_EXHAUSTED), its last answer stays valid for a while; after any other error
 no answer is valid.
 
-The kubelet processes a device list as soon as it arrives (device manager, 1.36), so a difference in
-two listings that are two seconds apart is a mismatch. Some kubelets list unhealthy devices as
-allocatable (k/k#104122), so unhealthy devices are ignored.
+The kubelet processes a device list as soon as it arrives (device manager, 1.36), so a difference
+that is in two listings at least two seconds apart is a mismatch. Some kubelets list unhealthy
+devices as allocatable (k/k#104122), so unhealthy devices are ignored.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ _ALLOCATABLE: Final = "/v1.PodResourcesLister/GetAllocatableResources"
 MESSAGE_BYTES_MAX: Final = 4 * 1024 * 1024
 """The largest answer that is decoded, in bytes.
 
-A decoded answer takes 20 times as much memory; a plugin may have 100,000s of devices.
+A decoded answer takes 20 times as much memory; a plugin may have hundreds of thousands of devices.
 """
 _UNKNOWN: Final = 2
 _BUSY: Final = 8
@@ -58,10 +58,11 @@ _Answer = TypeVar("_Answer", bound=message.Message)
 
 
 class Listing(msgspec.Struct, frozen=True, kw_only=True):
-    """One answer from the kubelet: pods (`namespace/name`) by resource and id; allocatable ids.
+    """One answer from the kubelet; `holders` are pods (`namespace/name`) by resource and id.
 
-    `allocatable` is None if this kubelet does not report it. `cdi_devices` are the CDI devices that
-    DRA drivers assigned to containers, by driver.
+    `allocatable` are the ids that the kubelet can allocate, by resource; None if this kubelet does
+    not report them. `cdi_devices` are the CDI devices that DRA drivers assigned to containers, by
+    driver.
     """
 
     holders: Mapping[tuple[str, str], str]

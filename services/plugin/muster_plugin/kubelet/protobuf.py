@@ -15,9 +15,10 @@ _PERMANENT: Final = frozenset({"INVALID_ARGUMENT", "UNIMPLEMENTED", "PERMISSION_
 
 
 def options(*, pre_start: bool) -> dp.DevicePluginOptions:
-    """Return the optional calls that the plugin serves: always GetPreferredAllocation.
+    """Return which optional calls the plugin serves; GetPreferredAllocation is always one of them.
 
-    With `pre_start`, containers cannot even restart while the plugin is down.
+    With `pre_start` the kubelet also calls PreStartContainer before each start of a container, so
+    containers cannot even restart while the plugin is down.
     """
     return dp.DevicePluginOptions(
         pre_start_required=pre_start, get_preferred_allocation_available=True

@@ -18,33 +18,33 @@
     STREAM_CLOSED   | stream opened              |                                 | LISTED
                     | deadline                   | Lost(stream_closed), Stop       | STOPPING
     LISTED          | another's devices listed   | Lost(displaced)                 | DISPLACED
-    DISPLACED       | deadline: at once, then    | Stop                            | STOPPING
-                    |  later from time to time   |                                 |
+    DISPLACED       | deadline (see below)       | Stop                            | STOPPING
                     | another plugin has gone    | Stop                            | STOPPING
                     | our devices are listed     | Listed                          | LISTED
                     | stream closed              |                                 | STREAM_CLOSED
     registered      | another kubelet.sock       | Lost(kubelet_socket_..), Stop   | STOPPING
     with a server   | own socket lost            | Lost(own_socket_lost), Stop     | STOPPING
                     | two probes failed          | Lost(probe_failed), Stop        | STOPPING
-                    | server ended by itself     | Lost(server_ended), Stop        | STOPPING
+                    | server ended unexpectedly  | Lost(server_ended), Stop        | STOPPING
     STOPPING        | stopped                    | (back-off if losses repeat)     | WAITING
 
 Every loss is repaired in the same way: stop the old generation completely, then serve and register
 a new one on a fresh socket. If a new generation registered while the older stream is open, the node
 would have 0 devices as soon as that stream ends (k/k#121994), so there are never two generations at
-once.
+the same time.
 
 The kubelet opens one stream per registration and never dials again, so a closed stream is a loss.
-It is reported after a short delay: if the kubelet restarts, its new kubelet.sock is a better
-reason. There is no delay just after a handover: its end closes the newer stream too (up to 1.36).
+The loss is reported after a short delay: if the kubelet restarts, its new kubelet.sock is a better
+reason. There is no delay just after a handover, because the end of the older stream closes the
+newer stream too (up to 1.36).
 
 An open stream does not prove that the resource is listed: the newest registration of a name wins.
 The kubelet then lists another plugin's devices; when that plugin ends, it lists none (up to 1.36)
-or still lists them (since 1.37). `Compared` reports this. The plugin registers again at once. If
-the resource is taken again, another plugin keeps registering it too. Each attempt then fails the
+or still lists them (since 1.37). `Compared` reports this. The plugin registers again immediately.
+If the resource is taken again, another plugin keeps registering it too. Each attempt then fails the
 admission of pods at that moment. The next attempts are therefore 30 s later, a minute later, and so
-on, or when a plugin that may be the other one has gone. Until then the old stream stays open,
-because its end can remove the other plugin's devices.
+on, or when a plugin that may have taken it has gone. Until then the old stream stays open, because
+its end can remove the other plugin's devices.
 """
 
 import math
@@ -69,7 +69,7 @@ class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
     retry: pacing.Backoff = pacing.Backoff(first_s=0.02, max_s=5.0)
     permanent_refusal_s: float = 30.0
     refusals_max: float = math.inf
-    """After this many refusals the generation ends; the next may use the other method."""
+    """After this many refusals the generation ends; the next may use another method."""
     served_elsewhere_s: float = 0.2
     kubelet_startup_s: float = 10.0
     """The longest time for which a new kubelet is busy registering plugins."""
@@ -93,12 +93,12 @@ class Registration:
         self.generation = 0
         """The number of the newest generation; 0 before the first."""
         self.registrations = 0
-        """How often the kubelet accepted the registration."""
+        """How many times the kubelet accepted the registration."""
         self.registered_at: float | None = None
         self.kubelet = ""
         """The identity of kubelet.sock at the last registration."""
         self.streams = 0
-        """Open ListAndWatch streams of the current generation."""
+        """The number of open ListAndWatch streams of the current generation."""
         self._timeouts = timeouts or Timeouts()
         self._deadline: float | None = -math.inf
         self._initial_reason = reason
@@ -111,7 +111,7 @@ class Registration:
         self._losses = 0
         self._probe_failures = 0
         self.displacements = 0
-        """How often another plugin displaced this one since the last time without a conflict."""
+        """How many times another plugin has displaced this plugin without `peace_s` in between."""
         self._futile = 0
         self._others: frozenset[str] = frozenset()
         self._listed_at = math.inf
@@ -122,7 +122,7 @@ class Registration:
 
     @property
     def is_listed(self) -> bool:
-        """Whether the kubelet lists this resource, as far as the plugin can tell."""
+        """Whether the kubelet lists this resource, according to the signals so far."""
         return self.state is State.LISTED
 
     @property
@@ -150,15 +150,15 @@ class Registration:
         return has_been_listed and self.state in {State.LISTED, State.DISPLACED}
 
     def expect_drop(self, until: float) -> None:
-        """Register again at once if the stream closes before `until`, in monotonic seconds."""
+        """Register again immediately if the stream closes before `until`, in monotonic seconds."""
         self._drop_expected_until = until
 
     def next_deadline(self) -> float | None:
-        """Return when `tick` is next needed."""
+        """Return when `tick` is next needed; None if no deadline is pending."""
         return self._deadline
 
     def tick(self, now: float) -> list[model.Action]:
-        """Perform the transitions that are due."""
+        """Perform the transitions that are due; return their actions."""
         if self._deadline is None or now < self._deadline:
             return []
         match self.state:
@@ -182,7 +182,7 @@ class Registration:
                 assert_never(self.state)
 
     def receive(self, event: model.Signal, now: float) -> list[model.Action]:
-        """Handle one signal; signals of an older generation change nothing."""
+        """Handle one signal and return actions; signals of an older generation change nothing."""
         if isinstance(event, model.KubeletSocketSeen):
             return self._on_kubelet_socket(event.kubelet, now)
         if event.generation != self.generation:
@@ -386,7 +386,7 @@ class Registration:
         return [model.Lost(reason, text)]
 
     def _attribute_to_kubelet(self, kubelet: str) -> None:
-        """Correct the reason for a loss: the kubelet of the last registration is gone."""
+        """Correct the reason for a loss if the kubelet of the last registration was replaced."""
         is_replaced = self.kubelet not in {"", kubelet}
         if is_replaced and self._next_listed_reason not in {None, self._initial_reason}:
             self._next_listed_reason = Reason.KUBELET_SOCKET_REPLACED

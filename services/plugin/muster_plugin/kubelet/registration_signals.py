@@ -54,7 +54,7 @@ class Registered(_OfGeneration, frozen=True):
 
 
 class RegisterFailed(_OfGeneration, frozen=True):
-    """The kubelet refused (`permanent`: it would always refuse) or was `unreachable`."""
+    """The kubelet was `unreachable` or refused the registration; a `permanent` refusal repeats."""
 
     text: str
     permanent: bool
@@ -148,7 +148,7 @@ Action: TypeAlias = Serve | Register | Stop | ListingChange
 
 
 class State(enum.StrEnum):
-    """State of a registration; the table in `registration` has the transitions."""
+    """The state of a registration; the table in `registration` shows the transitions."""
 
     WAITING = "waiting"
     STARTING = "starting"
@@ -215,7 +215,7 @@ def age_s(at: float | None, now: float) -> float:
 
 
 def readiness(resources: Iterable[vocabulary.ResourceBeat], *, probe_s: float) -> str | None:
-    """Return why the plugin is not ready, or None; its self-probes are due every `probe_s`."""
+    """Return why the plugin is not ready, or None; self-probes are due every `probe_s` seconds."""
     problems = []
     for status in resources:
         if status.problem:

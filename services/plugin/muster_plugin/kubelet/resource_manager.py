@@ -129,7 +129,10 @@ class ResourcePlugins(Mapping[str, "resource_plugin.ResourcePlugin"]):
                 await self._changed.wait()
 
     def expect_drops(self, until: float) -> None:
-        """Register again at once any resource that the kubelet drops before `until` (monotonic)."""
+        """Register resources again immediately if the kubelet drops them before `until`.
+
+        `until` is in monotonic seconds.
+        """
         for plugin in self._plugins.values():
             plugin.machine.expect_drop(until)
 
@@ -161,7 +164,7 @@ class ResourcePlugins(Mapping[str, "resource_plugin.ResourcePlugin"]):
         return all(plugin.machine.is_listed for plugin in self._plugins.values())
 
     async def watch_sockets(self, on_checked: Callable[[float], None]) -> None:
-        """Check the sockets of the kubelet and the plugin whenever their directories change."""
+        """Check the sockets of the kubelet and the plugins periodically and after every change."""
         folders = socket_directory.both(self._root)
         check_times = inotify.scan_times(
             lambda: [folder for folder in folders if folder.is_dir()],

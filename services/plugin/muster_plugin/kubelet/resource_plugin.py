@@ -29,7 +29,7 @@ from muster_plugin.kubelet import registration_signals as model
 _REFUSALS_BEFORE_SWITCH: Final = 6
 """After this many refusals, the other registration method is tried.
 
-They take about a second, which is longer than a restart of the kubelet.
+That many refusals take about a second, which is longer than a restart of the kubelet.
 """
 _ADVERTISE_TIMEOUT_S: Final = 0.5
 _TEXT_MAX: Final = 300
@@ -120,19 +120,19 @@ class ResourcePlugin:
         return (self._method, self._pre_start) == (rule.registration, rule.pre_start)
 
     def receive(self, event: model.Signal, now: float) -> list[model.Action]:
-        """Pass a signal to the machine."""
+        """Pass a signal to the machine; return its actions."""
         actions = self.machine.receive(event, now)
         self._report_problem_change()
         return actions
 
     def tick(self, now: float) -> list[model.Action]:
-        """Perform the machine's due transitions."""
+        """Perform the machine's due transitions; return their actions."""
         actions = self.machine.tick(now)
         self._report_problem_change()
         return actions
 
     def next_deadline(self) -> float | None:
-        """Return when `tick` is next needed."""
+        """Return when `tick` is next needed; None if no deadline is pending."""
         return self.machine.next_deadline()
 
     async def act(self, action: model.Action) -> None:
@@ -159,7 +159,7 @@ class ResourcePlugin:
                 assert_never(action)
 
     async def advertise(self) -> None:
-        """Send a changed list to the kubelet; return when every stream has it or timed out."""
+        """Send a changed list to the kubelet; return when it is sent, or after a timeout."""
         if self._endpoint is not None:
             await self._endpoint.advertise(_ADVERTISE_TIMEOUT_S)
 
@@ -196,7 +196,7 @@ class ResourcePlugin:
                 await self.stop()
 
     def hand_over(self) -> str:
-        """End everything but the server, which a successor replaces; return its socket, if any."""
+        """End all but the server, which a successor replaces; return its socket, if any."""
         self._is_handed_over = True
         self.stopping.set()
         return str(self._endpoint.path) if self._endpoint else ""

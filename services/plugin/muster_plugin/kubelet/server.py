@@ -24,7 +24,7 @@ from muster_plugin.kubelet import allocation, protobuf, registration_signals, so
 from muster_plugin.model import advertised
 
 OWN_POOL: Final = (("grpc.use_local_subchannel_pool", 1),)
-"""Gives a channel its own connection; otherwise channels to a path share one, even if dead."""
+"""Gives a channel its own connection; otherwise channels to a path share one, even a broken one."""
 
 _PROBE_HEADER: Final = "muster-probe"
 _INSTANCE_HEADER: Final = "muster-instance"
@@ -123,8 +123,8 @@ class Endpoint:
         self._observer = observer
         self._streams: set[_Stream] = set()
         self._kubelet_stream: _Stream | None = None
-        """The first stream of this generation, opened before any other client can know the socket's
-        name. Later streams of other clients are ignored.
+        """The first stream of this generation, opened before any other client can learn the
+        socket's name. Later streams of other clients are ignored.
         """
         self._statuses: asyncio.Queue[str] = asyncio.Queue(_STATUSES_MAX)
         self._is_ending = False
@@ -136,7 +136,7 @@ class Endpoint:
         )
 
     async def start(self) -> None:
-        """Start to listen. Raises OSError or RuntimeError with the path."""
+        """Start listening. Raises OSError or RuntimeError with the path."""
         if self.path.exists():
             raise OSError(f"{self.path}: exists already")
         try:
@@ -247,7 +247,7 @@ class Endpoint:
         request: dp.AllocateRequest,
         context: rpc.Context[dp.AllocateRequest, dp.AllocateResponse],
     ) -> dp.AllocateResponse:
-        """Allocate from memory, or refuse ids that do not exist.
+        """Allocate the requested ids from memory; refuse ids that do not exist.
 
         A device is refused only if it is gone; the kubelet has then already received the change
         (`Observer.missing_paths`).

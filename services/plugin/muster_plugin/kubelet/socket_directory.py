@@ -78,7 +78,7 @@ def checkpointed_at(directories: Iterable[Path]) -> int | None:
 
 
 def served_sockets(directories: Iterable[Path], slugs: Collection[str]) -> list[str]:
-    """Return the sockets that some process serves for the resources with these slugs."""
+    """Return the sockets that a process serves for the resources with these slugs."""
     return [
         str(path)
         for path in _ours(directories)
@@ -93,7 +93,7 @@ def other_owner(
     *,
     besides: Collection[str],
 ) -> str:
-    """Return a resource that another plugin serves, with its owner; empty if there is none.
+    """Lock the resources; return one that another plugin serves, or its socket; empty if none.
 
     The sockets in `besides` are those of a predecessor that has handed over.
 
@@ -110,7 +110,7 @@ def other_owner(
 
 
 def others(directories: Iterable[Path]) -> frozenset[str]:
-    """Return the sockets served by processes other than the kubelet and muster."""
+    """Return the names of the sockets served by processes other than the kubelet and muster."""
     return frozenset(
         path.name
         for folder in directories
@@ -126,7 +126,7 @@ def others(directories: Iterable[Path]) -> frozenset[str]:
 def remove_stale(directories: Iterable[Path]) -> list[str]:
     """Remove the sockets that earlier muster plugins left behind; return their names.
 
-    A socket that refuses a connection is dead. A process id in its name would prove nothing,
+    A socket that refuses a connection is stale. A process id in its name would prove nothing,
     because ids start at 1 in every pod.
     """
     removed = []
@@ -214,7 +214,10 @@ class ResourceLocks:
         return resource in self._held
 
     def is_free(self, slug: str) -> bool:
-        """Return whether no process serves the resource with this slug, not even this one."""
+        """Return whether no process, including this one, serves the resource with this slug.
+
+        A stale lock file is removed.
+        """
         path = self._path(slug)
         if not path.exists():
             return True

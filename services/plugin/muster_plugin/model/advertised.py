@@ -15,7 +15,7 @@ from muster import vocabulary
 from muster_plugin.model import gpu
 
 SOCKET_PATH_BYTES_MAX: Final = 107
-"""The longest path of a socket in Linux: sun_path holds 108 bytes, with the final zero."""
+"""The longest path of a socket in Linux: sun_path holds 108 bytes, including the final zero."""
 WILDCARD: Final = "*"
 """Stands for the name of each match in a resource's name, as in `example.com/*`."""
 LABEL_MAX: Final = 63
@@ -57,7 +57,7 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True):
     devices: tuple[DeviceSpec, ...] = ()
     mounts: tuple[Mount, ...] = ()
     nodes: tuple[str, ...] = ()
-    """The host's paths of the device specs, with links resolved."""
+    """The host paths of the device nodes, with links resolved."""
     numa: int | None = None
     gpu: "gpu.Device | None" = None
     """The GPU or MIG device of this replica; None for device nodes."""
@@ -121,7 +121,7 @@ def derived_name(rule: str, path_below_dev: str) -> str:
 
 
 def environment_variable(resource: str) -> str:
-    """Return the variable with a container's device ids: `MUSTER_DEVICES_A_EXAMPLE_B`."""
+    """Return the variable that lists a container's device paths: `MUSTER_DEVICES_A_EXAMPLE_B`."""
     return "MUSTER_DEVICES_" + re.sub(r"[^A-Z0-9]", "_", resource.upper())
 
 

@@ -54,13 +54,13 @@ quoted = validation.quoted
 
 
 def listed(items: Sequence[str], *, most: int) -> str:
-    """Return the first few items as text, and the number of the others."""
+    """Return the first `most` items as text, and the number of the others."""
     more = f" and {len(items) - most} more" if len(items) > most else ""
     return f"{', '.join(items[:most])}{more}"
 
 
 def path_problems(path: str) -> Iterator[str]:
-    """Yield the reasons why a path is ambiguous."""
+    """Yield a problem if a path is not absolute or not in its shortest form."""
     parts = path.split("/")
     if not path.startswith("/") or "\0" in path:
         yield f"{quoted(path)} is not an absolute path"

@@ -196,7 +196,7 @@ FaultChange: TypeAlias = FaultBegan | FaultEnded
 
 
 class Scan(msgspec.Struct, frozen=True, kw_only=True):
-    """A scan of all GPUs. With its `polls`, a GPU that is bad from the start is Unhealthy at once.
+    """A scan of all GPUs. With its `polls`, a GPU that is already bad is never Healthy.
 
     `links` are keyed by both uuids in sorted order. `caps` are the minor numbers of MIG's
     capability nodes by their name in /proc/driver/nvidia-caps/mig-minors (`gpu0/gi3/access`).
@@ -280,7 +280,7 @@ def parse_selector(given: int | str, *, products: bool = False) -> Selector:
 
 
 def selector_problems(texts: Iterable[int | str], *, products: bool = False) -> Iterator[str]:
-    """Yield the problems of a list of selectors: invalid ones, and overlaps."""
+    """Yield the problems of a list of selectors: invalid and overlapping selectors."""
     selectors: dict[int, Selector] = {}
     for at, text in enumerate(texts):
         try:

@@ -1,8 +1,8 @@
 """Pure: globs and regular expressions for paths, with bounded cost.
 
-Globs are those of Go's path/filepath, as in generic-device-plugin: `*`, `?` and
-`[a-z]` never match a slash, a backslash escapes the next character, names that begin with a dot are
-not special. Beyond Go, `**` as a whole component matches any number of directories.
+Globs are those of Go's path/filepath, as in generic-device-plugin: `*`, `?` and `[a-z]` never match
+a slash, a backslash escapes the next character, and names that begin with a dot are not special.
+Beyond Go, `**` as a whole component matches any number of directories.
 
 Regular expressions are those of smarter-device-manager: RE2, the syntax of Go's package regexp. RE2
 takes linear time for every expression, unlike Python's module re.
@@ -31,7 +31,7 @@ _ROOTED = re.compile(r"\^\\?/(dev\\?/)?")
 
 
 class Glob:
-    """A compiled glob; raises ValueError for an invalid one."""
+    """A compiled glob. Raises ValueError for an invalid pattern."""
 
     def __init__(self, pattern: str) -> None:
         _raise_if_any(glob_problems(pattern))
@@ -74,7 +74,7 @@ def glob(pattern: str) -> Glob:
 
 
 def regex_matches(pattern: str, below_dev: str) -> bool:
-    """Return whether the expression matches anywhere in the path below /dev, unless anchored."""
+    """Return whether the expression matches any part of the path below /dev; anchors apply."""
     return _regex(pattern).search(below_dev) is not None
 
 
@@ -99,7 +99,7 @@ def surely_overlap(first: str, second: str) -> bool:
 
 
 def name_matches(pattern: str, name: str) -> bool:
-    """Return whether a value that is not a path matches (`*` matches slashes too)."""
+    """Return whether a pattern matches a value that is not a path (`*` matches slashes too)."""
     return len(name) <= PATH_MAX and _name(pattern).fullmatch(name) is not None
 
 

@@ -30,7 +30,7 @@ class ProbeBackoff:
 
     @property
     def text(self) -> str:
-        """Text for a failure's description; empty if connections are not the suspected cause."""
+        """The text to add to a failure's description; empty if connections are not suspected."""
         if self._ends < _ENDS_MIN:
             return ""
         return f"; its process has ended {self._ends} times in a row just after a connection"

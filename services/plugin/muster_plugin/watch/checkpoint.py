@@ -8,8 +8,8 @@ The file is JSON (kubelet 1.37.2, pkg/kubelet/cm/devicemanager/checkpoint/checkp
      "Checksum": number}
 
 Up to 1.19 `DeviceIDs` was a list. The checksum is the FNV-1a hash of the data as Go prints it, with
-the names of Go's types, so only the same kubelet can verify it. The kubelet replaces the whole file
-at once, and a truncated file is not valid JSON.
+the names of Go's types, so only the same kubelet can verify it. The kubelet replaces the file
+atomically, and a truncated file is not valid JSON.
 """
 
 from collections.abc import Mapping

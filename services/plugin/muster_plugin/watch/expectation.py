@@ -5,10 +5,10 @@ the same count. A learned count never decreases: a plugin that offers fewer devi
 is the failure to detect. Learned counts, and the resource of each socket, are saved to a file, so
 that they survive restarts of the plugin, the kubelet, the node and this agent.
 
-For a resource that the kubelet has never listed, the count in its checkpoint is expected. Such a
-resource may never be listed: the kubelet leaves out devices whose topology has no NUMA node
-(1.37.2, pkg/kubelet/cm/container_manager.go), such as those of Intel's plugin if it knows no NUMA
-node.
+For a resource that the kubelet has never listed, the count in its checkpoint is expected. The
+kubelet may never list this resource, because it leaves out devices whose topology has no NUMA node
+(1.37.2, pkg/kubelet/cm/container_manager.go), such as devices of Intel's plugin whose NUMA node is
+unknown.
 """
 
 from collections.abc import Mapping

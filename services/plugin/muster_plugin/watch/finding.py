@@ -18,8 +18,8 @@ wrong. The first matching row applies:
     UNKNOWN     | none of the above                 | as before      |
     ANSWERS     | none of the above                 | NONE           |  0 s
 
-While the kubelet is away or has just restarted (`is_held`), no finding begins, but one that has
-begun can end. A finding about a count lasts at least until the kubelet lists a count again.
+While the kubelet is away or has just restarted (`is_held`), no finding begins, but a finding that
+has begun can end. A finding about a count lasts at least until the kubelet lists a count again.
 """
 
 import enum
@@ -33,7 +33,7 @@ _Finding = vocabulary.WatchedFinding
 
 
 class Server(enum.StrEnum):
-    """The state of the process behind a plugin's socket, as far as it is known."""
+    """The known state of the process behind a plugin's socket."""
 
     UNKNOWN = "unknown"
     ANSWERS = "answers"
@@ -70,9 +70,9 @@ class Holds(msgspec.Struct, frozen=True, kw_only=True):
     removed_s: float = 2.0
     ended_s: float = 2.0
     halted_s: float = 3.0
-    """How long HALTED must last: two observations, as a debugger may stop a process briefly."""
+    """How long HALTED must last: two observations, because debuggers stop processes briefly."""
     wrong_s: float = 20.0
-    """How long WRONG must last: two probes, as a plugin that is stopping may break a connection."""
+    """How long WRONG must last: two probes, because a stopping plugin may break a connection."""
     unregistered_s: float = 8.0
     other_s: float = 30.0
 
@@ -174,7 +174,7 @@ class FindingMachine:
             self.finding, self.text = new.finding, new.text
 
     def next_deadline(self) -> float | None:
-        """Return when `tick` is next needed."""
+        """Return when `tick` is next needed; None if no change is pending."""
         if self._is_held or self._suspicion.finding is self.finding:
             return None
         return self._since + self._suspicion.hold_s

@@ -76,7 +76,7 @@ class Listings:
 
     @property
     def held_until(self) -> float:
-        """Until when no finding begins because the kubelet does not answer or has just started."""
+        """The time until which no finding begins: the kubelet is away or has just started."""
         away_until = -math.inf if self._away_at is None else self._away_at + AWAY_S
         return max(self.steady_at, away_until)
 
@@ -88,7 +88,7 @@ class Listings:
             self._away_at = now
 
     def zero_until(self, resources: Sequence[str]) -> float:
-        """Return until when the kubelet itself may be the reason that all these resources are at 0.
+        """Return until when the kubelet itself may be why all these resources have 0 devices.
 
         The result is in the past if the kubelet lists any device, or if the resources did not
         disappear together.

@@ -40,8 +40,8 @@ def _pci_device(folder: Path) -> hardware.PciDevice | None:
 def undescribed(names: Collection[str], folders: Collection[Path]) -> tuple[str, ...]:
     """Return the CDI devices (`vendor/class=name`) that no spec in these folders describes.
 
-    Empty if a folder is not visible or there are too many specs, because then nothing is certain. A
-    spec may be JSON or YAML; it describes a device if it contains its kind and name.
+    The result is empty if a folder is not visible or the specs are too large, because then nothing
+    is certain. A spec may be JSON or YAML; it describes a device if it contains its kind and name.
     """
     if not all(folder.is_dir() for folder in folders):
         return ()

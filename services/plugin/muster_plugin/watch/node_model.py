@@ -8,8 +8,8 @@ failures:
   is served by another socket or was never offered;
 - a socket that an on-demand plugin removed, or that disappeared with a process whose resource is
   unknown;
-- anything while the kubelet is away, for up to 5 minutes, or within 30 s of its start, because a
-  starting kubelet removes all sockets;
+- any condition while the kubelet is away, for up to 5 minutes, or within 30 s of its start, because
+  a starting kubelet removes all sockets;
 - all resources at 0 at the same time, unless that lasts.
 """
 
@@ -51,7 +51,7 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
     A starting kubelet removes the sockets; its plugins then need time to register again.
     """
     hardware_s: float = 300.0
-    """How long after the start of this process plugins may take to offer the hardware."""
+    """How long plugins may take to offer the hardware, from the start of this process."""
     report_s: float = 1.0
     holds: finding.Holds = finding.Holds()
 
@@ -107,7 +107,7 @@ class NodeModel:
 
     @property
     def restarts(self) -> int:
-        """How often another process began to serve a watched socket."""
+        """How many times another process began to serve a watched socket."""
         return sum(max(0, socket.servers - 1) for socket in self._sockets)
 
     @property
@@ -166,7 +166,7 @@ class NodeModel:
         return again_at if probe_at is None else min(probe_at, again_at)
 
     def _evaluate(self, now: float) -> list[observation.Action]:
-        """Decide what is wrong with every plugin; return the changes."""
+        """Evaluate the facts about every plugin; return the changes."""
         self._list_foreign()
         groups = self._sockets_by_name(now)
         self._forget_removed(groups, now)

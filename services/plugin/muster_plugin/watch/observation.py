@@ -18,7 +18,7 @@ class Answer(enum.StrEnum):
     MISSING = "missing"
     """The socket answers, but the driver's endpoint that it reports does not exist."""
     INCONCLUSIVE = "inconclusive"
-    """The probe proves nothing: this process was too slow, or may not connect to the socket."""
+    """The probe proves nothing: this process was too slow, or could not connect to the socket."""
 
 
 class Directory(enum.StrEnum):
@@ -47,8 +47,8 @@ class Scanned(msgspec.Struct, frozen=True, kw_only=True):
 
     `kubelet_age_s` is the age of the kubelet's socket; None if the socket does not exist.
     `kubelet_identity` identifies that socket and changes when it is recreated; the age alone could
-    mislead after somebody has changed the clock. `ours` are the resources (slugs) that muster's
-    plugins serve.
+    mislead after the clock was changed. `ours` are the slugs of the resources that muster's plugins
+    serve.
     """
 
     sockets: tuple[SocketFile, ...]

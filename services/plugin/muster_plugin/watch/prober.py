@@ -180,7 +180,8 @@ class Prober:
 def _connection(path: Path, identity: str = "") -> socket.socket | None:
     """Return a connection to the socket at `path`, or None if it is not the expected file.
 
-    The file is opened first, so that no other file can replace it meanwhile. Raises OSError.
+    The file is opened first, so that the check and the connection use the same file. Raises
+    OSError.
     """
     held = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:

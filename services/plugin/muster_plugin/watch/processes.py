@@ -1,4 +1,4 @@
-"""Adapter: identifies the processes that serve sockets, and reports if they are stopped or end.
+"""Adapter: identifies the processes that serve sockets, and reports if they are halted or ended.
 
 The kernel reports the PID of a connection's peer (SO_PEERCRED) in this process's PID namespace: 0
 unless the pod has `hostPID`. Since Linux 6.5 it also returns a pidfd of the peer (SO_PEERPIDFD),

@@ -147,7 +147,7 @@ class Socket:
         self._record_process(probed.process, asked_at)
 
     def record_end(self, identity: str, now: float) -> None:
-        """Record that a process has ended; a probe is due, as another may serve the socket."""
+        """Record that a process has ended; a probe is due, because another may serve the socket."""
         if self.rival is not None and self.rival.identity == identity:
             self.rival = None
         is_served = self.process is not None and self.process.identity == identity
@@ -164,7 +164,7 @@ class Socket:
 
     @property
     def is_leftover(self) -> bool:
-        """Whether the socket is dead and has never answered."""
+        """Whether the socket refuses connections repeatedly and has never answered."""
         return self.is_dead and not self.has_answered
 
     @property
@@ -182,7 +182,7 @@ class Socket:
         return not self.is_removed and now >= self._next_at()
 
     def next_deadline(self) -> float | None:
-        """Return when the next probe is due."""
+        """Return when the next probe is due; None if none is."""
         return None if self.is_removed else self._next_at()
 
     def start_probe(self, now: float) -> observation.Probe:
@@ -246,7 +246,7 @@ class Socket:
 
 
 def best(group: Sequence[Socket]) -> Socket | None:
-    """Return the preferred socket, or None: served before leftover, then the newest."""
+    """Return the preferred socket (served sockets first, then the newest); None without sockets."""
 
     def rank(socket: Socket) -> tuple[int, int]:
         answer = socket.answer
@@ -288,7 +288,7 @@ class Sockets:
         self._waiting: dict[str, observation.SocketFile] = {}
         """The socket files that wait because SOCKETS_MAX sockets are already watched."""
         self._dead: set[tuple[str, str]] = set()
-        """The path and identity of dead files that are no longer watched."""
+        """The path and identity of the files that refuse connections and are no longer watched."""
         self.has_changed = False
         """Whether the state of any socket has changed; the caller resets it."""
 
@@ -348,7 +348,7 @@ class Sockets:
         self._by_path.pop(path, None)
 
     def stop_watching(self, path: str, now: float) -> None:
-        """Stop watching a dead socket, to make room for a waiting socket."""
+        """Stop watching a socket that refuses connections, to make room for a waiting socket."""
         self._dead.add((path, self._by_path.pop(path).file.identity))
         self._admit(now)
 
@@ -363,7 +363,7 @@ class Sockets:
         return [socket.start_probe(now) for socket in due[: max(0, free)]]
 
     def next_deadline(self) -> float | None:
-        """Return when the next probe is due."""
+        """Return when the next probe is due; None if none is."""
         probed = [socket for socket in self if socket.is_being_probed]
         if len(probed) >= AT_ONCE_MAX:
             return min(socket.next_deadline() or math.inf for socket in probed)

@@ -82,12 +82,12 @@ class Watcher:
 
     @property
     def restarts(self) -> int:
-        """How often another process began to serve a watched socket."""
+        """How many times another process began to serve a watched socket."""
         return self._model.restarts
 
     @property
     def probes(self) -> dict[observation.Answer, int]:
-        """How often sockets were probed, by outcome."""
+        """How many times sockets were probed, by outcome."""
         return self._prober.counts
 
     async def run(self) -> None:
@@ -164,7 +164,7 @@ class Watcher:
                         self._note("there are too many sockets to watch them all")
 
     async def _scan_node(self) -> None:
-        """Look for hardware and for the CDI files of running pods, periodically."""
+        """Look for hardware, and for CDI devices of running pods without a spec, periodically."""
         folders = (Path(self._chosen.cdi.directory), node_files.STATIC_SPECS)
         while True:
             with self._noting("cannot read the node's files"):
@@ -183,7 +183,7 @@ class Watcher:
             await asyncio.sleep(_NODE_PERIOD_S)
 
     async def _read_checkpoint(self) -> None:
-        """Read the devices of plugins that are down from the kubelet's checkpoint."""
+        """Read the kubelet's checkpoint, which includes the devices of plugins that are down."""
         with self._noting("cannot read the kubelet's checkpoint"):
             read = await self._files.run(
                 lambda: socket_files.read_checkpoint(self._root), timeout_s=_FILES_TIMEOUT_S
@@ -251,7 +251,7 @@ class Watcher:
             self._note(f"{text}: {error}")
 
     def _note(self, problem: str) -> None:
-        """Log, once, that something cannot be observed."""
+        """Log a reason why the observation is incomplete, but only once."""
         if problem not in self._noted and len(self._noted) < _NOTED_MAX:
             self._noted.add(problem)
             logs.logger().warning("plugin_watch_incomplete", problem=problem)

@@ -5,9 +5,9 @@ content as its `--device` flag: a name and groups. The paths or USB devices of a
 together. Before 0.1 the flag was `name,path,path`.
 
 smarter-device-manager (v1.20; main.go, findDevicesPattern): a list of `{devicematch,
-nummaxdevices}`: a Go regular expression for the path below /dev, unanchored unless it has anchors,
-and the number of ids for each match. Each match becomes a separate resource, named after its path;
-containers get the node with `rw`.
+nummaxdevices}`. `devicematch` is a Go regular expression, which may match any part of the path
+below /dev unless it has anchors; `nummaxdevices` is the number of ids for each match. Each match
+becomes a separate resource, named after its path; containers get the node with `rw`.
 """
 
 import re
@@ -38,7 +38,7 @@ _Keys = dict[str, str]
 
 _GENERIC_DIFFERENCES: Final = (
     "devices are detected as soon as they appear or disappear; generic scans every 5 s",
-    "a device that vanishes is Unhealthy for 60 s, then dropped; generic drops it at once",
+    "a device that vanishes is Unhealthy for 60 s, then dropped; generic drops it immediately",
     "device ids name the device (ttyUSB0-0); generic's are hashes; both are stable",
     "containers also get MUSTER_DEVICES_<RESOURCE>, which names their devices; env: '' omits it",
 )
@@ -244,7 +244,7 @@ def _usb_id(reader: peer_file.Reader, value: object, path: str, *, flags: bool) 
 def _shared(
     reader: peer_file.Reader, resources: list[config_resources.Resource]
 ) -> list[config_resources.Resource]:
-    """Mark nodes of several resources as shared; generic-device-plugin always allows that."""
+    """Mark entries as shared if another resource has the same nodes; generic allows that."""
     common: dict[str, config_resources.Entry] = {}
     for narrow, wide in settings.overlaps(settings.claims(resources)):
         if narrow.key not in common:

@@ -82,7 +82,9 @@ def _of_chart(values: Mapping[object, object]) -> peer_file.ManifestContent:
         if isinstance(value, kind):
             environment.append((name, str(value).lower() if kind is bool else str(value)))
         elif value is not None:
-            words = f"{errors.quoted(value)} is not {'true or false' if kind is bool else 'a text'}"
+            words = (
+                f"{errors.quoted(value)} is not {'true or false' if kind is bool else 'a string'}"
+            )
             reader.note_difference(key, f"{words}: NVIDIA's chart ignores it")
     for key in _OF_PODS:
         if values.get(key):

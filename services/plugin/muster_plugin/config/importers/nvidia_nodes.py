@@ -2,8 +2,8 @@
 
 NVIDIA's config-manager, a second container of the plugin's pods, reads the node's label
 `nvidia.com/device-plugin.config` and picks the ConfigMap's key of that name
-(cmd/config-manager/main.go). Nodes without the label use the default: DEFAULT_CONFIG, or with the
-chart's fallback strategies the key `default`. Flags and variables override all of these
+(cmd/config-manager/main.go). Nodes without the label use the default: DEFAULT_CONFIG or, with the
+chart's fallback strategies, the key `default`. Flags and variables override all of these
 configurations.
 """
 

@@ -1,9 +1,9 @@
 """Pure: reads another plugin's configuration as that plugin does, and reports ignored keys.
 
-A problem is a setting that the other plugin refuses too, or that would mean something else in
-muster. A loss is something that the other plugin does and muster's configuration does not, such as
-devices without a resource. A difference is a setting that works, but not in exactly the same way.
-The configuration may be inside the Kubernetes manifests that deploy the plugin: a ConfigMap, or the
+A problem is a setting that the other plugin refuses too, or that has a different meaning in muster.
+A loss is behaviour of the other plugin that muster does not reproduce, such as serving devices
+without a resource. A difference is a setting that works, but not in exactly the same way. The
+configuration may be inside the Kubernetes manifests that deploy the plugin: a ConfigMap, or the
 arguments of a DaemonSet. Either is then parsed like a file.
 """
 
@@ -64,7 +64,7 @@ class Reader:
             self.differences.append(line)
 
     def note_loss(self, path: str, loss: str) -> None:
-        """Record, once, something that the other plugin does and muster will not do."""
+        """Record, once, behaviour of the other plugin that muster will not reproduce."""
         line = _printable(f"{path}: {loss}")
         if line not in self.losses:
             self.losses.append(line)
@@ -86,7 +86,7 @@ class Reader:
         return entries
 
     def items(self, value: object, path: str) -> list[object]:
-        """Return a list; empty if it is missing."""
+        """Return a list, or an empty list for None; reject any other value."""
         if value is None:
             return []
         if isinstance(value, list):
@@ -95,16 +95,16 @@ class Reader:
         return []
 
     def text(self, value: object, path: str) -> str:
-        """Return a string; empty if it is missing."""
+        """Return a string, or an empty string for None; reject any other value."""
         if value is None:
             return ""
         if isinstance(value, str):
             return value
-        self.reject(path, f"expected a text; write {errors.quoted(value)} in quotes")
+        self.reject(path, f"expected a string; write {errors.quoted(value)} in quotes")
         return ""
 
     def whole(self, value: object, path: str) -> int:
-        """Return a non-negative integer; 0 if it is missing."""
+        """Return a non-negative integer, or 0 for None; reject any other value."""
         if value is None:
             return 0
         if isinstance(value, float) and value.is_integer():
@@ -115,7 +115,7 @@ class Reader:
         return 0
 
     def flag(self, value: object, path: str) -> bool:
-        """Return a boolean; false if it is missing."""
+        """Return a boolean, or False for None; reject any other value."""
         if value is None or isinstance(value, bool):
             return bool(value)
         self.reject(path, f"expected true or false, found {errors.quoted(value)}")
@@ -248,7 +248,7 @@ def _files(manifest: Mapping[object, object]) -> Iterator[tuple[str, str]]:
 
 
 def _arguments(manifest: Mapping[object, object]) -> Iterator[str]:
-    """Yield the arguments of every container."""
+    """Yield the command and the arguments of every container."""
     for container in _containers(manifest):
         for key in ("command", "args"):
             values = container.get(key)
@@ -257,7 +257,7 @@ def _arguments(manifest: Mapping[object, object]) -> Iterator[str]:
 
 
 def _variables(manifest: Mapping[object, object]) -> Iterator[tuple[str, str]]:
-    """Yield the variables of every container whose values are in the manifest."""
+    """Yield the variables that have values in the manifest, for every container."""
     for container in _containers(manifest):
         yield from variables(container)
 
@@ -271,7 +271,7 @@ def variables(container: Mapping[object, object]) -> Iterator[tuple[str, str]]:
 
 
 def _elsewhere(manifest: Mapping[object, object]) -> Iterator[str]:
-    """Yield the variables whose values are not in the manifest; `envFrom` as one entry."""
+    """Yield the variables whose values are not in the manifest, and ENV_FROM for each `envFrom`."""
     for container in _containers(manifest):
         for variable in _environment(container):
             if variable.get("valueFrom"):

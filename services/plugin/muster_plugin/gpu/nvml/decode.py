@@ -61,7 +61,7 @@ UNSUPPORTED: Final = frozenset(
         Code.DEPRECATED,
     }
 )
-"""The codes of calls that the product, driver or permissions do not allow; the GPU may be good."""
+"""The codes of calls that the product, driver or permissions do not allow; not signs of a fault."""
 LOST: Final = frozenset({Code.GPU_IS_LOST, Code.RESET_REQUIRED})
 """The codes that mean that a GPU cannot be queried."""
 SESSION_ENDED: Final = frozenset(
@@ -105,7 +105,7 @@ def _roots(driver_root: str) -> tuple[str, ...]:
 
 
 def library_problem(library: str, driver_root: str, why: str) -> str:
-    """Explain where the library was not found, and what to do."""
+    """Return a text that explains where the library was not found, and what to do."""
     if library:
         return f"{why}; gpus.library sets this path, so no other was tried"
     roots = " or ".join(_roots(driver_root))
@@ -117,13 +117,13 @@ def library_problem(library: str, driver_root: str, why: str) -> str:
 
 
 def init_failure(code: int) -> tuple[gpu.Driver, str]:
-    """Explain why NVML cannot be initialised: the state of the driver, and what to do."""
-    driver, explanation = _CANNOT_INIT.get(code, (gpu.Driver.FAILED, "it will be tried again"))
+    """Return the driver's state, and a text: why NVML cannot be initialised, and what to do."""
+    driver, explanation = _CANNOT_INIT.get(code, (gpu.Driver.FAILED, "muster will try again"))
     return driver, f"nvmlInit: {error_name(code)}: {explanation}"
 
 
 def scan_failure(code: int) -> tuple[gpu.Driver, str]:
-    """Explain why initialised NVML cannot list GPUs: the state of the driver."""
+    """Return the driver's state, and a text: why initialised NVML cannot list GPUs."""
     driver, _ = _CANNOT_INIT.get(code, (gpu.Driver.FAILED, ""))
     return driver, f"NVML is initialised, but does not list GPUs: {error_name(code)}"
 
@@ -295,9 +295,9 @@ def expected_links(
 ) -> dict[str, frozenset[int]]:
     """Return the NVLinks that should be up on each GPU, by uuid.
 
-    These are the links that were up before, and those that are up on more than half of the GPUs of
-    the same product: only a comparison distinguishes a link that was down from the start from a
-    link without a cable.
+    These are the links that are up now or were up before, and those that are up on more than half
+    of the GPUs of the same product: only a comparison distinguishes a link that was down from the
+    start from a link without a cable.
     """
     expected: dict[str, frozenset[int]] = {}
     for uuid, links in active.items():

@@ -163,7 +163,7 @@ def _split_failed(
     *,
     read: Collection[str],
 ) -> tuple[dict[str, str], tuple[gpu.UnreadableGpu, ...]]:
-    """Split the failed GPUs into those that an earlier scan read at their index, and others."""
+    """Split the failed GPUs into those that an earlier scan read at their index, and the others."""
     by_index = {device.index: device.uuid for device in previous if device.uuid not in read}
     lost = {by_index[device.index]: device.error for device in failed if device.index in by_index}
     return lost, tuple(device for device in failed if device.index not in by_index)

@@ -1,9 +1,9 @@
 """Adapter: receives NVML's events; one thread waits for the events of all GPUs.
 
-While this thread runs, no other thread touches the event set. A wait cannot be interrupted, so it
-is divided into short slices. After every error the thread pauses, longer each time. With a lost GPU
-in the set, NVML keeps answering GPU_IS_LOST at once, so the lost GPU is identified and left
-out of the next set.
+While this thread runs, no other thread uses the event set. A wait cannot be interrupted, so it is
+divided into short slices. After every error the thread pauses, longer each time. With a lost GPU in
+the set, NVML keeps answering GPU_IS_LOST immediately, so the lost GPU is identified and left out of
+the next set.
 """
 
 import threading
@@ -36,7 +36,7 @@ class MonitoringProblems(msgspec.Struct, frozen=True):
 
 
 class PollRequested(msgspec.Struct, frozen=True):
-    """A request to poll a GPU at once after an event; an empty uuid stands for all GPUs."""
+    """A request to poll a GPU immediately after an event; an empty uuid stands for all GPUs."""
 
     gpu: str = ""
 
@@ -123,7 +123,7 @@ class EventListener:
         self._stop.set()
 
     def wait_for_events(self) -> None:
-        """Receive events until `stop`; the body of the thread."""
+        """Receive events until `stop` or an error that ends the session; the body of the thread."""
         try:
             while not self._stop.is_set():
                 self.waiting_since = time.monotonic()
@@ -142,7 +142,7 @@ class EventListener:
     def _register(
         self, made: library.Handle, excluded: Mapping[str, str]
     ) -> tuple[dict[str, str], str | None]:
-        """Register the GPUs in an event set; return problems, and the GPU that broke the set."""
+        """Register the GPUs in a set; return problems by uuid, and the GPU that broke the set."""
         problems: dict[str, str] = dict(excluded)
         refused: set[str] = set()
         for uuid, handle in self._handles.items():
@@ -192,7 +192,7 @@ class EventListener:
             self._on_event(MonitoringProblems(self.problems))
 
     def _failed(self, error: library.Error) -> None:
-        """Find the GPU that causes the error; otherwise pause and try a new event set."""
+        """Exclude lost GPUs; if none caused the error, pause and try a new event set."""
         name = library.raise_if_ended(self._nvml, error)
         if error.value in decode.LOST and self._find_lost():
             self._rearm()
@@ -209,8 +209,8 @@ class EventListener:
     def _find_lost(self) -> bool:
         """Record the lost GPUs that make waits for events fail; return whether there are any.
 
-        A GPU is lost if a query for it says so. If none is, each GPU is tested with an event set
-        of its own.
+        A GPU is lost if a query about it fails with GPU_IS_LOST or RESET_REQUIRED. If no GPU is
+        lost, each GPU is tested with a separate event set.
         """
         watched = [uuid for uuid in self._handles if uuid not in self._problems]
         lost = {uuid: library.is_lost(self._nvml, self._handles[uuid]) for uuid in watched}
@@ -220,7 +220,7 @@ class EventListener:
                 self._lost[uuid] = f"it is lost: {name}"
         if not any(lost.values()):
             breaking = {uuid for uuid in watched if self._breaks_wait(self._handles[uuid])}
-            self._lost.update(dict.fromkeys(breaking, "a wait for its events fails at once"))
+            self._lost.update(dict.fromkeys(breaking, "a wait for its events fails immediately"))
             return bool(breaking)
         return True
 

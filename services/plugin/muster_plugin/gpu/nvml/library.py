@@ -110,7 +110,7 @@ def handle_address(handle: Handle) -> int:
 
 
 def _load(library: str, driver_root: str) -> None:
-    """Load the library from its configured path; pynvml then finds it by its SONAME."""
+    """Load the library from the first path that works; pynvml then finds it by its SONAME."""
     if _loaded:
         return
     import ctypes  # noqa: PLC0415  # only if needed
@@ -193,7 +193,7 @@ def poll_gpu(
 
 
 def is_lost(nvml: Binding, handle: Handle) -> str:
-    """Return NVML's name for the error that prevents querying a GPU; empty if there is none."""
+    """Return NVML's name for the error if a GPU is lost; empty if it is not."""
     query = _Query(nvml)
     try:
         # the library caches the uuid; the two other queries need the hardware
@@ -216,7 +216,7 @@ def fabric_info(nvml: Binding, handle: Handle) -> Any | None:
 
 
 def nvlink_is_up(nvml: Binding, handle: Handle, link: int) -> bool | None:
-    """Return whether a link is up; None if there is no such link."""
+    """Return whether a link is up; None if the link does not exist or cannot be queried."""
     try:
         state = call_if_supported(nvml, nvml.nvmlDeviceGetNvLinkState, handle, link)
     except nvml.NVMLError as error:
@@ -236,7 +236,7 @@ class _Query:
         """NVML's name for the first error."""
 
     def __call__(self, call: Callable[..., Answer], *arguments: object) -> Answer | None:
-        """Return the answer to a query; None if it failed."""
+        """Return the answer to a query; None if it failed or is not supported. Raises _Lost."""
         try:
             answer = call_if_supported(self._nvml, call, *arguments)
         except self._nvml.NVMLError as error:
@@ -247,7 +247,7 @@ class _Query:
         return answer
 
     def fields(self, handle: Handle) -> Mapping[int, int]:
-        """Query several fields; return the fields that have a value."""
+        """Query several fields; return the values by field id, without unknown values."""
         values: dict[int, int] = {}
         for value in self(self._nvml.nvmlDeviceGetFieldValues, handle, _FIELDS) or ():
             # each field has its own return code; the call as a whole succeeds

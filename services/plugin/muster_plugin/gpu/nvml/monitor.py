@@ -76,8 +76,8 @@ class InflightCalls:
 class EventQueue:
     """Passes NVML's events, in order, from the waiting thread to the event loop.
 
-    An event that is already queued is not queued again, so that a flood of XIDs cannot fill the
-    memory.
+    An event replaces a queued event of the same kind for the same part, so that a flood of XIDs
+    cannot fill the memory.
     """
 
     def __init__(self) -> None:
@@ -120,7 +120,7 @@ class MonitoringStatus:
             self._report(uuid)
 
     def reset(self, kind: str, problems: Mapping[str, str]) -> None:
-        """Replace all problems of these GPUs by one of this kind; an empty problem means none."""
+        """Replace all problems of these GPUs with one of this kind; an empty problem means none."""
         for uuid, problem in problems.items():
             self._problems[uuid] = {kind: problem}
             self._report(uuid)
@@ -177,14 +177,14 @@ class SessionMonitor:
                 tasks.create_task(self._rescan())
                 poll_s = self._poll_s()
                 for at, uuid in enumerate(self._gpus, 1):
-                    # staggered, so that not all threads run at once
+                    # staggered, so that not all threads run at the same time
                     tasks.create_task(self._poll(uuid, poll_s * at / len(self._gpus)))
         except* session.SessionEnded as ended:
             reason = str(ended.exceptions[0])
         return reason
 
     def poll_now(self) -> None:
-        """Poll every GPU at once, then at the current interval."""
+        """Poll every GPU immediately, then at the current interval."""
         self._request_poll("")
 
     async def _wait_for_events(self) -> None:
@@ -228,7 +228,7 @@ class SessionMonitor:
             self._poll_requested[name].set()
 
     async def _guard_events(self) -> None:
-        """Report a problem as long as a wait for events does not return."""
+        """Report a problem while a wait for events does not return."""
         late_s = self._timeouts.answer_s + self._timeouts.slice_s
         while True:
             since = self._session.events.waiting_since

@@ -20,7 +20,7 @@ class SessionEnded(Exception):
 
 
 class PreviousScan(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of an earlier scan: the GPUs, and the NVLinks that were up, by uuid."""
+    """The result of an earlier scan: the GPUs, and the NVLinks that should be up, by uuid."""
 
     gpus: tuple[vocabulary.Gpu, ...] = ()
     links: Mapping[str, Collection[int]] = {}
@@ -70,7 +70,7 @@ class Session:
 
     @property
     def is_complete(self) -> bool:
-        """Whether every GPU that NVML counts could be read."""
+        """Whether every GPU that NVML counts was read without a problem."""
         discovered = self._discovered
         return not (discovered.lost or discovered.unreadable or discovered.problems)
 
@@ -86,7 +86,7 @@ class Session:
             raise SessionEnded(f"poll: {decode.error_name(error.value)}") from None
 
     def check_gpu_count(self) -> None:
-        """Raise SessionEnded if the number of GPUs has changed since the session began."""
+        """Raise SessionEnded if the kernel's GPUs or the number of NVML's GPUs have changed."""
         now = self._files.kernel_gpus()
         if now != self._kernel_gpus:
             came, went = sorted(now - self._kernel_gpus), sorted(self._kernel_gpus - now)
