@@ -1,6 +1,6 @@
 """muster: the Kubernetes device plugin suite that never fails silently.
 
-From outside, five lines of Python follow all events of a fleet:
+Five lines of Python follow all events of a fleet:
 
     import asyncio, muster
     async def main():
@@ -25,7 +25,7 @@ elsewhere, change this line and run scripts/generate.py and manifests.py.
 
 
 def __getattr__(name: str) -> object:
-    """Import the SDK on first use: a plugin registers with the kubelet before it needs NATS."""
+    """Import an SDK name on first use, because a plugin must register before it needs NATS."""
     if name in {"CloudEvent", "MalformedEvent"}:
         from muster import codec  # noqa: PLC0415  # the point of this function
 

@@ -1,8 +1,8 @@
 """Adapter: threads: runs blocking calls outside the event loop, each with a timeout.
 
 A thread that hangs in the kernel cannot be ended. It is abandoned as a daemon thread, so that the
-process can still exit: at its exit, Python would wait for threads of the loop's own pool. A hanging
-call is not repeated until it returns, so it occupies one thread, not one for each attempt.
+process can still exit: Python waits at exit for the threads of the loop's own pool. A hanging call
+is not repeated until it returns, so it occupies one thread, not one for each attempt.
 """
 
 import asyncio
@@ -28,8 +28,8 @@ class Serial:
     async def run(self, call: Callable[[], Result], *, timeout_s: float | None = None) -> Result:
         """Return the result of `call`. Raises its exceptions, or TimeoutError.
 
-        If the caller stops waiting, the call runs on, and the next call begins only when it has
-        ended.
+        If the caller stops waiting, the call continues, and the next call begins only when this one
+        has ended.
         """
         async with asyncio.timeout(timeout_s):
             while self._last is not None and not self._last.done():
@@ -49,9 +49,10 @@ class Latest(Generic[Result]):
         self._serial = Serial()
 
     async def refresh(self, call: Callable[[], Result], *, timeout_s: float) -> Result:
-        """Return the result of `call`, or the previous result if it does not return in time.
+        """Return the result of `call`, or the previous result if `call` does not return in time.
 
-        There is no further wait for a call that already hangs.
+        While an earlier call hangs, the previous result is returned immediately. Raises the
+        exceptions of `call`.
         """
         if self.is_hanging and self._serial.is_busy:
             return self.result

@@ -70,7 +70,7 @@ class CloudEvent(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         return self.data.node
 
     def precedes(self, other: "CloudEvent") -> bool:
-        """Return whether this event is older than `other`; redelivered messages arrive late.
+        """Return whether this event is older than `other`; the order of arrival may differ.
 
         Events from one producer are ordered by the producer's numbers, which continue even if the
         stream is lost and created again. Events from different producers are ordered by their
@@ -138,7 +138,7 @@ def encode(
 
 
 def dump(event: CloudEvent) -> bytes:
-    """Return an event as CloudEvents 1.0 JSON; one from `decode` keeps all fields known here."""
+    """Return an event as CloudEvents 1.0 JSON; fields unknown to this version are lost."""
     return msgspec.json.encode(
         _Envelope(
             specversion="1.0",

@@ -138,7 +138,7 @@ def _open_missing_streams() -> None:
 
 
 class _Escaped(io.TextIOWrapper):
-    """Standard error; replaces control characters (`escaping.plain`): tracebacks quote any text."""
+    """Standard error without control characters, which texts quoted in tracebacks may contain."""
 
     def write(self, text: str) -> int:
         """Write a text without control characters; line feeds and tabs remain."""
@@ -146,7 +146,7 @@ class _Escaped(io.TextIOWrapper):
         return len(text)
 
     def close(self) -> None:
-        """Close nothing: the buffer belongs to `sys.__stderr__`."""
+        """Flush, but close nothing: the buffer belongs to `sys.__stderr__`."""
         self.flush()
 
 

@@ -240,7 +240,7 @@ class _Resolver(aiohttp.abc.AbstractResolver):
 
 
 class _Content(aiohttp.payload.BytesPayload):
-    """A request body that records its transport, and when it was completely written."""
+    """A request body that records its transport, and whether it was completely written."""
 
     is_sent = False
     _transport: asyncio.Transport | None = None

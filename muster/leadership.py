@@ -67,7 +67,7 @@ class Election(abc.ABC):
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Resign, so that the next leader can take over at once."""
+        """Resign, so that the next leader can take over immediately."""
         assert self._task is not None, "exited without being entered"
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)

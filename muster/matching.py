@@ -31,7 +31,7 @@ COMMENT_MAX: Final = 2_000
 MATCHERS_MAX: Final = 32
 _PATTERN_BYTES_MAX: Final = 1024 * 1024
 _BYTES_MAX: Final = 16_000
-"""NATS would refuse a silence of a little more (`streams.SILENCES`)."""
+"""NATS would refuse a slightly larger silence (`streams.SILENCES`)."""
 
 
 class Operator(enum.StrEnum):
@@ -148,7 +148,7 @@ def all_hold(matchers: Iterable[Matcher], labels: Mapping[str, str]) -> bool:
 
 
 def values_of(matchers: Iterable[Matcher], name: str) -> set[str]:
-    """Return the values that a label must equal; empty if no condition demands one."""
+    """Return the values that a label must equal; empty if no condition requires one."""
     return {c.value for c in matchers if (c.name, c.operator) == (name, Operator.EQUAL)} - {""}
 
 
@@ -221,7 +221,7 @@ class MalformedSilence(ValueError):
 
 
 class Silence(msgspec.Struct, frozen=True, kw_only=True):
-    """A silence: while it is active, alerts that match all its matchers are not notified."""
+    """A silence: while it is active, alerts that match all its matchers cause no notifications."""
 
     id: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][-A-Za-z0-9]{0,62}$")]
     matchers: Annotated[tuple[str, ...], msgspec.Meta(min_length=1, max_length=MATCHERS_MAX)]
@@ -231,7 +231,7 @@ class Silence(msgspec.Struct, frozen=True, kw_only=True):
     comment: Annotated[str, msgspec.Meta(min_length=1, max_length=COMMENT_MAX)]
 
     def __post_init__(self) -> None:
-        """Reject a silence that would match nothing or everything."""
+        """Reject a silence that ends before it starts, or that would match every alert."""
         if self.ends_at < self.starts_at:
             raise ValueError("ends_at: before starts_at")
         empty: Mapping[str, str] = {}
@@ -244,7 +244,7 @@ class Silence(msgspec.Struct, frozen=True, kw_only=True):
         return self.starts_at <= at < self.ends_at
 
     def is_sent_again(self, earlier: "Silence") -> bool:
-        """Return whether this is the request for `earlier`, received a second time."""
+        """Return whether this silence is `earlier`, requested a second time."""
         ends_at = earlier.starts_at + (self.ends_at - self.starts_at)
         return earlier == msgspec.structs.replace(
             self, starts_at=earlier.starts_at, ends_at=ends_at
@@ -269,11 +269,11 @@ def new_silence(
     author: str,
     comment: str,
 ) -> Silence:
-    """Return a silence that a person requests. Raises ValueError, also for what cannot match."""
+    """Return a silence that a person requests. Raises ValueError if it is invalid or useless."""
     if not expressions:
         raise ValueError("name the alerts to silence, such as node=node-a")
     if not comment:
-        raise ValueError("comment: say why, for others and for later")
+        raise ValueError("comment: required; say why the alerts are silenced")
     if len(comment) > COMMENT_MAX:
         raise ValueError(
             f"comment: at most {COMMENT_MAX:,} characters; this one has {len(comment):,}"
@@ -301,9 +301,9 @@ def new_silence(
 def silenced(
     labels: Mapping[str, Mapping[str, str]], silences: Iterable[Silence], at: datetime
 ) -> dict[str, Silence]:
-    """Return the active silence of each alert that has one: of several, the one that ends last.
+    """Return the active silence of each silenced alert; of several, the silence that ends last.
 
-    `labels` and the answer are by fingerprint.
+    `labels` and the result have fingerprints as keys.
     """
     ordered = sorted(silences, key=lambda each: each.ends_at, reverse=True)
     active = [(each, parse_all(each.matchers)) for each in ordered if each.is_active(at)]

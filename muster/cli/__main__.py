@@ -29,7 +29,7 @@ def run(
     context: str | None = None,
     namespace: str = reach.NAMESPACE,
 ) -> int:
-    """Run a command, in a cluster if `context` names it.
+    """Run a command; with `context`, it accesses a cluster.
 
     Parameters
     ----------
@@ -66,7 +66,10 @@ def main() -> int:
 
 
 def call(arguments: Sequence[str]) -> int:
-    """Call a command; commands that are not in `reach.NEEDS` parse `--context` themselves."""
+    """Call a command and return its exit code.
+
+    Commands that are not in `reach.NEEDS` parse `--context` themselves.
+    """
     command = registry.command_of(arguments)
     if command is None or command not in registry.targets():
         return int(app.meta(arguments) or 0)

@@ -152,7 +152,7 @@ def reader(
     name
         The name of the tool: letters, digits, `-` and `_`.
     url
-        The address of NATS in the program.
+        The address of NATS in the example program.
 
     """
 
@@ -299,7 +299,7 @@ def _credentials(
 
 
 def _kept_secret(text: str, out: Path | None) -> list[str]:
-    """Return the lines to print for a secret; none if the secret is written to a file."""
+    """Return the lines to print for a secret; with `out`, write it to that file and return none."""
     if out is None:
         return [text]
     if out.exists() and not out.is_file():
@@ -329,8 +329,8 @@ def _first(directory: str) -> list[str]:
 def _again(directory: str, *, key: str | None = None) -> list[str]:
     """Return the commands to run after permissions or keys have changed.
 
-    With `key`, only the commands for that key. NATS comes first, because it refuses credentials
-    that it does not know yet.
+    With `key`, only the commands for that key. NATS comes first, because it refuses credentials of
+    keys that it has not loaded.
     """
     changed = _SERVICES if key is None else tuple({key}.intersection(_SERVICES))
     gate = [_gate(directory)] if key in {None, "answer", "node"} else []

@@ -1,4 +1,4 @@
-"""Adapter: processes and files: `muster break` makes faults in the running `muster up`.
+"""Adapter: processes and files: `muster break` causes faults in the running `muster up`.
 
 `muster mend` undoes them. `faults` defines the steps; this module signals processes, sends requests
 to the stand-ins and writes the fault scripts of the simulated GPUs.
@@ -31,7 +31,7 @@ _NOT_FOUND: Final = 404
 
 
 class CannotBreak(Exception):
-    """A fault cannot be made or undone now; the message gives the reason."""
+    """A fault cannot be caused or undone now; the message gives the reason."""
 
 
 def _named(_: Any, tokens: Any) -> faults.Fault:
@@ -55,9 +55,9 @@ def break_(fault: Fault = None, node: str | None = None, /, *, directory: Direct
     Parameters
     ----------
     fault
-        What breaks.
+        The fault to cause.
     node
-        Where; by default on the last node, and for `xid` on a node where a pod has a GPU.
+        The node of the fault; by default the last one, and for `xid` one where a pod has a GPU.
 
     """
     if fault is None:
@@ -68,7 +68,7 @@ def break_(fault: Fault = None, node: str | None = None, /, *, directory: Direct
 
 @mend_app.default
 def mend(fault: Fault = None, node: str | None = None, /, *, directory: Directory = None) -> int:
-    """Undo the faults that `muster break` made: all of them, or only these.
+    """Undo the faults that `muster break` caused: all, or only those that are named.
 
     Parameters
     ----------
@@ -94,7 +94,7 @@ def _list(stacks: list[running.Running]) -> None:
 
 
 def _act(command: str, directory: Path | None, act: Callable[[running.Running], None]) -> int:
-    """Make or undo faults in the running stack; return the exit code."""
+    """Call `act` with the running stack, of which there must be one; return the exit code."""
     stacks = [each for each in running.here() if _is_meant(each, directory)]
     if not stacks:
         where = f" in {directory}" if directory else ""

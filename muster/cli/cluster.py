@@ -1,4 +1,4 @@
-"""Adapter: a cluster: reads muster's pods, Secrets and logs with the rights of the user.
+"""Adapter: a cluster: accesses muster's pods, Secrets and logs with the rights of the user.
 
 Pods are reached by a port-forward through the API server; the credentials for NATS are read from a
 Secret that the user may read. An error names the missing permission: verb, resource and namespace.
@@ -20,7 +20,7 @@ from muster.nats.auth import cluster_secrets
 _REQUEST_S: Final = 10.0
 _ATTEMPTS: Final = 3
 _LOG_IS_GONE: Final = "unable to retrieve container logs for "
-"""The kubelet's answer, with status 200, if the runtime has removed the container."""
+"""How the kubelet's answer begins, with status 200, if the runtime has removed the container."""
 _ABSENT: Final = 404
 _OWN: Final = {
     Role.READER: "muster auth reader --name NAME --out FILE",
@@ -68,7 +68,7 @@ async def opened(*, context: str, namespace: str) -> AsyncIterator["Cluster"]:
 
 
 class Cluster:
-    """Reads muster's objects in one namespace, with the rights of the kubeconfig's user."""
+    """Accesses muster's objects in one namespace, with the rights of the kubeconfig's user."""
 
     def __init__(self, api: kubernetes_api.Api, *, namespace: str) -> None:
         self.api = api
@@ -77,7 +77,7 @@ class Cluster:
         self._pods: list[Pod] | None = None
 
     async def user(self) -> str:
-        """Return the user's name according to the API."""
+        """Return the user's name according to the API; `an unknown user` if it gives none."""
         kind = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}
         answer = await self.api.request("POST", _ME, body=kind, timeout_s=_REQUEST_S)
         with contextlib.suppress(*kubernetes_api.UNREADABLE):
@@ -160,7 +160,7 @@ class Cluster:
         return await self._config_map(name, key)
 
     async def secret(self, name: str) -> dict[str, bytes]:
-        """Return the content of a Secret, or None if it does not exist. Raises Unreachable."""
+        """Return the content of a Secret; empty if it does not exist. Raises Unreachable."""
         path = self._secret_path(name)
         answer = await self.api.request("GET", path, timeout_s=_REQUEST_S)
         if answer.status == _ABSENT:
@@ -284,7 +284,7 @@ def _decoded(body: bytes, shape: type[Shape], path: str) -> Shape:
 
 
 def _unreachable(answer: kubernetes_api.Answer, what: str) -> Unreachable:
-    """Return why a request failed, and the missing permission if that is the cause."""
+    """Return an error with the reason for a failed request, or with the missing permission."""
     if answer.is_forbidden and what:
         return Unreachable(
             f"missing permission: {what} ({answer.problem}); docs/security.md has a Role"

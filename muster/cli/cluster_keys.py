@@ -1,7 +1,7 @@
 """Adapter: the Kubernetes API: creates missing passwords or keys of an installation.
 
 Several processes may do so at the same time: the first to create an object determines its content,
-and existing objects are never replaced.
+and existing passwords and keys are never replaced.
 
 A Job runs this module as `python -m muster.cli.cluster_keys`, not as a command of `muster`, because
 the services' image has no `cyclopts`.
@@ -50,7 +50,7 @@ class Installation:
 
 
 class _Held(objects.HasMetadata, frozen=True):
-    """A Secret, whose values msgspec decodes, or a ConfigMap."""
+    """A Secret, whose values are still in base64, or a ConfigMap."""
 
     data: dict[str, str] | None = None
 
@@ -67,7 +67,7 @@ def main() -> int:
 
 
 def run(program: str, installation: Installation, *, context: str | None) -> int:
-    """Create and print the missing objects; return the exit code: 2 if a person must decide."""
+    """Create and list the missing objects; return the exit code, 2 if a person must decide."""
     try:
         return asyncio.run(_run(installation, context))
     except cluster_secrets.Refused as error:
@@ -123,7 +123,7 @@ def _done(step: Step, *, is_new: bool) -> str:
 def _made(
     installation: Installation, stored: Mapping[Part, Stored], steps: tuple[Step, ...]
 ) -> dict[Step, dict[str, str]]:
-    """Return the content of each step's object, by key. Raises Refused."""
+    """Return, for each step, the data of its object. Raises Refused."""
     wanted, at = cluster_secrets.Wanted(installation.name), datetime.now(UTC)
     derived: dict[str, str] = {}
     if any(step.origin is Origin.KEYS for step in steps):
@@ -179,7 +179,7 @@ def _stored(part: Part, held: _Held) -> Stored:
 
 
 def _decoded(value: str) -> str:
-    """Return a Secret's value as text; invalid UTF-8 becomes replacement characters."""
+    """Return a Secret's value as text, with U+FFFD in place of invalid base64 or UTF-8."""
     try:
         return base64.b64decode(value, validate=True).decode("utf-8", "replace")
     except ValueError:

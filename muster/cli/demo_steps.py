@@ -170,7 +170,7 @@ class Steps:
         if code != 0:
             raise StepFailed(f"muster label-gpus: {last_line}")
         await poll(f"{url}/api/v1/nodes", _all_labelled)
-        return f"one node alone is refused, as it would hide the others; all at once: {last_line}"
+        return f"one node alone is refused, as it would hide the others; together: {last_line}"
 
     async def _judged_healthy(self) -> str:
         for node in stack.NODES:
@@ -207,7 +207,7 @@ class Steps:
     async def _delivered(
         self, kind: AlertKind, node: str, state: AlertState, since: float
     ) -> float:
-        """Return the seconds until the webhook had the alert and the notifier reported this."""
+        """Return the seconds from `since` until the notifier reported delivery to the webhook."""
         _, alert = await self._recorder.first(
             vocabulary.AlertChanged,
             lambda event: (event.kind, event.node, event.state) == (kind, node, state),

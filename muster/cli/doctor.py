@@ -118,7 +118,7 @@ def _name_chosen() -> None:
 async def _examine(
     target: doctor_observer.Target, *, has_bundle: bool
 ) -> tuple[int, list[Finding], bytes]:
-    """Return the exit code, the findings, and the bundle."""
+    """Return the exit code, the findings, and the bundle (empty without `has_bundle`)."""
     with events.outages_hidden(everything=True) as reasons:
         async with doctor_observer.opened(target, output.progress, reasons) as observer:
             observed = await observer.observe()
@@ -150,7 +150,7 @@ def _commands(target: doctor_observer.Target) -> Commands:
 
 
 def lines(findings: Sequence[Finding], code: int) -> list[str]:
-    """Return the findings for people."""
+    """Return the findings as lines for people."""
     width = max(len(finding.check) for finding in findings)
     unseen = Counter(each.text for each in findings if each.level is Level.NOT_CHECKED)
     repeated = {text for text, count in unseen.items() if count > _REPEATED_MAX}

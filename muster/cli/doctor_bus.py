@@ -20,7 +20,7 @@ _REFUSED_MAX: Final = 50
 _PLUGINS_MAX: Final = 100_000
 _LISTEN_S: Final = 6.0
 _INTERVALS: Final = 1.5
-"""The time to listen for heartbeats: `_INTERVALS` of the slowest plugin, at most `_LISTEN_S`."""
+"""How many intervals of the slowest plugin to listen for heartbeats; at most `_LISTEN_S`."""
 
 
 async def has_all_rights(connected: bus.Bus) -> bool:

@@ -5,22 +5,23 @@
 | pods          | all are ready            | some are not; a restart in the   | no pod of a part |
 |               |                          | last hour                        | is ready         |
 | images        | each part runs one image | a part runs several              |                  |
-| bus           | NATS answers             | after more than 0.5 s            | no answer        |
+| bus           | NATS answers             | it takes more than 0.5 s         | no answer        |
 | streams       | all exist and have room  | a replica is away; one is nearly | missing, or full |
 |               |                          | full, or removes messages early  |                  |
 | consumers     | they keep up             | many messages wait, or some were | none for alerts  |
 |               |                          | redelivered                  |                  |
 | dead letters  | none                     | some                             |                  |
-| leaders       | each service has one     |                                  | no leader for     |
+| leaders       | each service has one     |                                  | one has none     |
 | health        | it answers, without note | it has a note                    | no answer, or it |
 |               |                          |                                  | is disconnected  |
 | plugins       | all are well             | some are not; there is none      | none is well     |
 | versions      | all are this command's   | they differ                      |                  |
-| certificates  | none ends in 30 days     | one does                         | in 3 days        |
-| receivers     | somebody is notified     | nobody is, or somebody is not    | nobody says who  |
-| configuration | none was refused         | a plugin has refused one         |                  |
+| certificates  | none ends in 30 days     | one does                         | one in 3 days    |
+| receivers     | people are notified      | only the log is; one is skipped, | no notifier has  |
+|               |                          | or has dead letters              | a list, or leads |
+| configuration | none was refused         | a plugin refused one             |                  |
 
-What could not be observed is `NOT CHECKED`, with the reason.
+A check without observations is `NOT CHECKED`, with the reason.
 """
 
 from collections import Counter
@@ -67,7 +68,7 @@ _NOBODY_LEADS: Final = {
     "notifier": "notifier_cannot_deliver",
     "labeler": "labeler_waits",
 }
-"""The runbook of each service that has a leader."""
+"""The runbook for each service that can be without a leader."""
 
 
 Answer = tuple[Level, str, str]
@@ -249,7 +250,7 @@ def _consumers(consumers: Sequence[streams.Durable], commands: Commands) -> Answ
     alerts, runbook = streams.ALERTS.name, _runbook("notifier_cannot_deliver")
     step = commands.in_cluster("logs deployment/muster-notifier --tail=50")
     if not any(consumer.stream == alerts for consumer in consumers):
-        return Level.FAIL, f"nobody consumes {alerts}: no notifier runs", _steps(step, runbook)
+        return Level.FAIL, f"{alerts} has no consumer: no notifier runs", _steps(step, runbook)
     slow = [
         f"{consumer.name} of {consumer.stream}: {wording.counted(consumer.waiting, 'message')} "
         f"waiting, {consumer.redelivered} redelivered"
@@ -358,7 +359,7 @@ def _certificates(ends: Mapping[str, datetime], now: datetime) -> Answer:
 
 
 def _has_notifier(observed: Observations) -> bool:
-    """Return whether a notifier leads, or that is unknown."""
+    """Return whether a notifier leads; True if this is unknown."""
     leaders = observed.leaders
     return isinstance(leaders, NotSeen) or leaders.get("notifier") is not None
 

@@ -1,6 +1,6 @@
 """Adapter: a cluster, NATS and HTTP: makes the observations for `muster doctor`.
 
-Every observation has its own time limit, which ends at the latest with the time limit of the run. A
+Every observation has its own time limit, and none continues after the time limit of the run. A
 failure is also an observation: `NotSeen` contains the reason.
 """
 
@@ -42,7 +42,7 @@ _SERVICES: Final = ("muster-health", "muster-labeler", "muster-notifier", "muste
 """The parts that report their version by HTTP; a plugin's version is in its heartbeats."""
 _SERVICES_MAX: Final = 12
 _READS_AT_ONCE: Final = 3
-"""The loop has few threads: more reads would delay aiohttp, which looks up proxies in one."""
+"""The loop has few threads, and aiohttp needs one to look up proxies: more reads would delay it."""
 _VERSION: Final = re.compile(r'^muster_build_info\{[^}\n]*version="([^"\n]*)"', re.MULTILINE)
 _TIMESTAMP: Final = re.compile(
     r"^(muster_leader_since|muster_bus_certificate_ends)_timestamp_seconds ([0-9.e+]+)$",
@@ -74,7 +74,7 @@ class Target:
 async def opened(
     target: Target, progress: Progress, reasons: Sequence[str]
 ) -> AsyncIterator["Observer"]:
-    """Yield an observer until the block ends; `reasons` contains why NATS was last lost."""
+    """Yield an observer until the block ends; `reasons` explains the last loss of NATS."""
     async with contextlib.AsyncExitStack() as stack:
         is_opened = target.context and target.url is None
         own = stack.enter_context(reach.restored()) if is_opened else os.environ
@@ -93,7 +93,7 @@ class Process:
         times = {what: float(value) for what, value in _TIMESTAMP.findall(text)}
         self.certificate_ends = times.get("muster_bus_certificate_ends", 0.0)
         self.leads_since = times.get("muster_leader_since")
-        """When it began to lead, in Unix seconds; 0 while it does not lead; None if it cannot."""
+        """When it began to lead, in Unix seconds; 0 while it does not lead; None if unreported."""
 
 
 class Observer:

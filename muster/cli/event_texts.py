@@ -1,4 +1,4 @@
-"""Pure: describes events in words, the same in every command and in the console."""
+"""Pure: describes events as text, the same in every command and in the console."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -42,7 +42,7 @@ def change_text(event: codec.CloudEvent) -> str:
 
 
 def mount_text(mount: vocabulary.FuseMount, *, has_state: bool = True) -> str:
-    """Return a mount as text; a change is shown without its state, which may have changed since."""
+    """Return a mount as text; with `has_state`, its conditions are included."""
     place = f" on {mount.mount_point}" if mount.mount_point else ""
     state = f": {', '.join(mount.conditions) or 'works'}" if has_state else ""
     program = " ".join(filter(None, (mount.subtype, mount.source))) or "FUSE"
@@ -102,7 +102,7 @@ def said(event: codec.CloudEvent) -> str:
 
 
 def _of_plugin(event: vocabulary.PluginEvent) -> str:
-    """Return what a plugin reports; empty if there are no words for it."""
+    """Return the content of a plugin's event as text; empty for types without a text here."""
     match event:
         case vocabulary.PluginStarted() as started:
             serves = f" and serves {_list(started.resources)}" if started.resources else ""

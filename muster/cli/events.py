@@ -123,7 +123,7 @@ def name_chosen(command: str, nats_url: str | None) -> None:
 async def connect(command: str, url: str | None, *, owner: bool = True) -> AsyncIterator[bus.Bus]:
     """Connect, by default to this machine's NATS. Raises ConnectionError if it does not answer.
 
-    A reader is not `owner`: it may not create streams.
+    `owner` must be False for a reader, which may not create streams.
     """
     target = address(command, url)
     async with bus.Bus(
@@ -192,7 +192,7 @@ class Recorder:
     async def first(
         self, kind: type[Event], matches: Callable[[Event], bool], *, since: float
     ) -> tuple[float, Event]:
-        """Return the first matching event received since a time, and its time of arrival."""
+        """Wait for the first matching event since a time; return its arrival time and its data."""
         checked = 0
         while True:
             async with self._changed:
@@ -237,7 +237,7 @@ async def subscribe_all(
 
 
 def event_line(event: codec.CloudEvent) -> str:
-    """Return an event as one line for people, in the words of `muster why` and `muster top`."""
+    """Return an event as one line for people, worded as in `muster why` and `muster top`."""
     node = texts.plain(event.node)
     return f"{event.time.astimezone():%H:%M:%S} {node} {event_texts.change_text(event)}"
 

@@ -32,7 +32,7 @@ class Fault(enum.StrEnum):
 
 
 class UnknownName(ValueError):
-    """There is no such fault or node; the message names the most similar one."""
+    """A fault or node does not exist, or the fault takes no node; the message gives a hint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class RemoveSocket:
-    """Remove the socket of a node's plugin."""
+    """Remove the sockets of a node's plugin."""
 
     node: str
 
@@ -110,7 +110,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A fault's effect, its signs, a command that shows it, and the steps to make and undo it.
+    """A fault's effect, its signs, a command that shows it, and the steps to cause and undo it.
 
     A fault that ends by itself has nothing to undo.
     """
@@ -133,7 +133,7 @@ def fault(name: str) -> Fault:
 
 
 def target(wanted: Fault, node: str | None, nodes: Sequence[str]) -> Target:
-    """Return a fault at a node, by default the last one. Raises UnknownName."""
+    """Return a fault at a node, by default the last node. Raises UnknownName."""
     if not wanted.is_of_node:
         if node is not None:
             raise UnknownName(f"{wanted} concerns the whole fleet; leave out {node!r}")
@@ -162,7 +162,7 @@ def plan(at: Target) -> Plan:
 
 
 def reaching(command: str, *, health: str, nats_url: str) -> str:
-    """Return a command that a plan names, with the addresses of one of several stacks."""
+    """Return a plan's command with options for the addresses of one stack."""
     options = {
         "why": f" --health {health}",
         "events": f" --url {nats_url}",

@@ -131,7 +131,7 @@ def _newest(directory: Path, name: str) -> nkeys.Key:
 
 
 def _keys(directory: Path, name: str) -> list[nkeys.Key]:
-    """Return keys; create the key of a role that is newer than the directory."""
+    """Return the keys of a name; create the first key for a role newer than the directory."""
     file = directory / f"{name}.seed"
     try:
         return accounts.read_seeds(name, file.read_text("ascii"))

@@ -173,7 +173,7 @@ def _draw(names: Sequence[str], cells: Iterable[Sequence[str]]) -> None:
 
 
 def console() -> "rich.console.Console":
-    """Return a console on standard output; foreign texts must be `styled` first."""
+    """Return a console on standard output; texts from outside must be `styled` first."""
     import rich.console  # noqa: PLC0415  # as above
 
     return rich.console.Console()

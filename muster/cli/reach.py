@@ -125,7 +125,10 @@ def restored() -> Iterator[Mapping[str, str]]:
 async def open_health(
     cluster: "clusters.Cluster", stack: contextlib.AsyncExitStack
 ) -> Mapping[str, str]:
-    """Connect to health until the stack closes; return its variables. Raises Unreachable."""
+    """Connect to health until the stack closes; return its environment variable.
+
+    Raises Unreachable.
+    """
     pods = (await cluster.ready(installation.HEALTH))[:_HEALTH_MAX]
     forwarded = [cluster.forwarded(pod, installation.HTTP_PORT) for pod in pods]
     places = [await stack.enter_async_context(each) for each in forwarded]
@@ -153,7 +156,7 @@ async def open_bus(
 
 
 class _Thread:
-    """A thread that forwards local ports to pods of the cluster, in an event loop of its own."""
+    """A thread that forwards local ports to pods of the cluster, in its own event loop."""
 
     def __init__(self, opening: "_Opening") -> None:
         self._opening = opening
@@ -163,7 +166,7 @@ class _Thread:
         self._thread = threading.Thread(target=self._run, name="port-forward", daemon=True)
 
     def start(self) -> Mapping[str, str]:
-        """Open all connections; return the variables. Raises Unreachable."""
+        """Open all connections; return the environment variables. Raises Unreachable."""
         self._thread.start()
         return self._variables.result()
 

@@ -69,7 +69,7 @@ COMMANDS: Final = {
     "gpu-name": Command("Show which accelerator name a GPU product gets, and why."),
     "label-gpus": Command("Show how GPU nodes would be labelled, or label them.", ("labeler",)),
     "mend": Command(
-        "Undo the faults that `muster break` made: all of them, or only these.",
+        "Undo the faults that `muster break` caused: all, or only those that are named.",
         _UP_EXTRAS,
         "muster.cli.breaking:mend_app",
     ),

@@ -53,7 +53,7 @@ def lines(
     now: datetime | None = None,
     silences: Silences = _NO_SILENCES,
 ) -> list[str]:
-    """Return the state for people; `now` is when health answered."""
+    """Return the state as lines for people; `now` is when health answered."""
     most = None if everything else _SHOWN_MAX
     shown = sorted((p for p in state.plugins if everything or not p.is_well), key=_position)
     text = _overview(state, source, len(silences))

@@ -1,7 +1,7 @@
-"""Adapter: the terminal: `muster top` shows a fleet, live, and answers to keys.
+"""Adapter: the terminal: `muster top` shows a fleet, live, and responds to keys.
 
-textual reads the keys and writes the lines that have changed; what is shown is decided by
-`top_page`. Texts are written as they are: nothing in them is markup.
+textual reads the keys and writes the lines that have changed; `top_page` decides what is shown.
+Texts are written unchanged: markup in them has no effect.
 """
 
 import asyncio
@@ -66,9 +66,9 @@ _STYLES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Local:
-    """What `muster up` adds: its processes, and its lines since the last call.
+    """What `muster up` adds to the page: its processes, and its new lines of output.
 
-    `about` has the addresses, which the help shows.
+    `about` contains the addresses, which the help shows.
     """
 
     processes: Callable[[], Sequence[rows.Process]]
@@ -109,7 +109,7 @@ async def show(
 ) -> None:
     """Show the page until the user closes it or this task is cancelled.
 
-    `reasons` contains why the last connection to NATS was lost.
+    `reasons` contains the reason for the last loss of NATS.
     """
     fleet = model.FleetModel()
     for name in ("COLUMNS", "LINES"):
@@ -140,7 +140,7 @@ async def show(
 
 
 def with_suspension(process: rows.Process) -> rows.Process:
-    """Return the process; its problem says if a signal has suspended it, where /proc has that."""
+    """Return the process; its problem is `suspended` if /proc shows that a signal suspended it."""
     if process.pid is None or process.problem:
         return process
     with contextlib.suppress(OSError, ValueError, IndexError):
@@ -168,7 +168,7 @@ class Source:
     ) -> None:
         self.fleet = fleet
         self.wanted = asyncio.Event()
-        """Set when another node may have to be read."""
+        """Set when the node that is shown in full may have to be read."""
         self._page = page
         self._urls = urls
         self._reasons = reasons
@@ -189,7 +189,7 @@ class Source:
             tasks.create_task(self._keep_node())
 
     async def receive_heartbeat(self, beat: vocabulary.Heartbeat) -> None:
-        """Record how many devices of a node are in use, if health knows node and resource."""
+        """Record how many devices of a node are in use, if health has reported the resource."""
         node = self.fleet.nodes.get(beat.node)
         for resource in beat.resources:
             if node is not None and resource.name in node.resources:
@@ -202,12 +202,12 @@ class Source:
 
     @property
     def problem(self) -> str:
-        """Why the shown state is old or incomplete."""
+        """Why the shown state is old or incomplete; empty if it is neither."""
         return self.fleet.problem(self._clock())
 
     @property
     def bus_problem(self) -> str:
-        """Why changes arrive late."""
+        """Why changes arrive late; empty while NATS is connected."""
         if self._reader.is_bus_connected:
             return ""
         reason = f": {self._reasons[0]}" if self._reasons else ""
@@ -239,7 +239,7 @@ class Source:
                     await self.wanted.wait()
 
     async def _why(self, node: str) -> list[str] | None:
-        """Return a node as text; None if health does not answer, and an earlier text can stay."""
+        """Return a node as text; None if health does not answer and an older text is shown."""
         notes: list[str] = []
         state: health_state.State | None = None
         try:
@@ -270,7 +270,7 @@ class Source:
         return [*notes, *lines[start:]]
 
     async def _past_events(self, node: str, notes: list[str]) -> list[codec.CloudEvent] | None:
-        """Return a node's events; they are cached for a while."""
+        """Return a node's events, cached for a while; None if they cannot be read."""
         now = self._clock()
         if node != self._node or now - self._past_at > _PAST_S:
             try:
@@ -314,7 +314,7 @@ class Terminal(textual.app.App[None]):
         self._drawn_at = float("-inf")
 
     def end_input(self) -> None:
-        """End the thread that reads keys: where textual cannot close the page, it never ends."""
+        """End the thread that reads keys, even if textual could not close the page."""
         getattr(self._driver, "exit_event", threading.Event()).set()
 
     def compose(self) -> textual.app.ComposeResult:
@@ -322,7 +322,7 @@ class Terminal(textual.app.App[None]):
         yield self._lines
 
     def on_mount(self) -> None:
-        """Look for changes from now on."""
+        """Start to check for changes periodically."""
         self.set_interval(_TICK_S, self._tick)
 
     def on_resize(self) -> None:
@@ -351,7 +351,7 @@ class Terminal(textual.app.App[None]):
         self.draw()
 
     def _tick(self) -> None:
-        """Take over what has changed, and draw if there is anything new."""
+        """Pass new data to the page; draw it if anything changed or the ages must be updated."""
         fresh = self._source.fresh_events()
         if fresh:
             self.page.receive_events(fresh)

@@ -20,7 +20,7 @@ _NOTE_LINES: Final = 2
 
 
 class Counts(NamedTuple):
-    """What the first line says about the fleet."""
+    """The numbers and the address that the first line shows."""
 
     nodes: int
     levels: Mapping[model.Level, int]
@@ -33,7 +33,7 @@ class Counts(NamedTuple):
 
 
 class Action(NamedTuple):
-    """A key and what it does; of the actions that do not fit, those of a higher rank go first."""
+    """A key and what it does; if not all actions fit, those with the highest rank are omitted."""
 
     key: str
     what: str
@@ -64,7 +64,7 @@ def too_small(counts: Counts, width: int, height: int) -> list[Line]:
 
 
 def notes(texts: Sequence[Part], width: int) -> list[Line]:
-    """Return why the shown state may be wrong, in lines; `texts` has the most important first."""
+    """Return lines that say why the shown state may be wrong; the most important text is first."""
     shown = [*texts]
     if len(shown) > _NOTES_MAX:
         more = wording.counted(len(shown) - _NOTES_MAX + 1, "more note")
@@ -81,9 +81,9 @@ def title(text: str, width: int) -> Line:
 
 
 def tabs(names: Sequence[str], opened: str, positions: Sequence[str], width: int) -> Line:
-    """Return the names of the views, and the position in the open one, the longest that fits.
+    """Return a line with the names of the views, and the longest of the `positions` that fits.
 
-    If none fits, only the open view keeps its name beside its number.
+    If none fits, only the open view has its name beside its number.
     """
     variants = [
         [*left, Part(" " * gap), Part(f" {position}", Tone.DIM)]
@@ -95,7 +95,7 @@ def tabs(names: Sequence[str], opened: str, positions: Sequence[str], width: int
 
 
 def trail(texts: Sequence[str], position: str, width: int) -> Line:
-    """Return which item is shown in full, and the position in its text."""
+    """Return a line that names the item shown in full, and the position in its text."""
     left = [Part(f" {escaping.plain(' > '.join(texts))}", Tone.STRONG)]
     room = width - lists.width_of(position) - 2
     return lists.fit_line([*lists.fit_line(left, room), Part(f" {position}", Tone.DIM)], width)

@@ -38,7 +38,7 @@ Periodic events (inventories, the watchdog) are not shown.
 
 @dataclass(slots=True)
 class Detail:
-    """A text above the lists; with `is_why`, about a node that is read again and again."""
+    """A text shown in place of the lists; with `is_why`, about a node that is read periodically."""
 
     title: str
     node: str = ""
@@ -48,7 +48,7 @@ class Detail:
     _wrapped: tuple[int, list[str]] = field(default=(0, []))
 
     def lines(self, width: int, height: int) -> list[str]:
-        """Return the lines from the first on, wrapped."""
+        """Return up to `height` wrapped lines, from `first` on."""
         if self._wrapped[0] != width:
             whole = [
                 line
@@ -94,7 +94,7 @@ def entry_lines(shown: rows.Entry) -> list[str]:
 
 
 def help_page(quits: str, about: Sequence[str]) -> Detail:
-    """Return the help; `quits` says what the last key does, `about` has addresses."""
+    """Return the help; `quits` says what the last key does, `about` contains addresses."""
     return Detail("help", text=[*_HELP.format(quits=quits).splitlines(), *about])
 
 
@@ -116,7 +116,7 @@ def alert_lines(item: rows.Alert) -> list[str]:
 
 
 def text_tone(text: str) -> Tone:
-    """Return the tone of a line of a detail, which follows from its text."""
+    """Return the tone of a line of a detail, derived from its text."""
     words = text.split()
     if not words or text.startswith("      "):
         return Tone.PLAIN

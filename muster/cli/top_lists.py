@@ -28,7 +28,7 @@ _REBUILT_FROM: Final = 8
 
 
 class Tone(enum.StrEnum):
-    """How a text is shown; the text alone always has the same meaning."""
+    """How a text is shown; the text has the same meaning without it."""
 
     PLAIN = "plain"
     DIM = "dim"
@@ -63,13 +63,13 @@ class Context(NamedTuple):
     has_places: bool = False
     """Whether pools or zones are known."""
     in_use: Mapping[tuple[str, str], int] = types.MappingProxyType({})
-    """How many devices pods use, by node and resource, as far as known."""
+    """How many devices pods use, by node and resource, where this is known."""
 
 
 class Column(NamedTuple):
-    """A column: its heading, its width, and from which width of the page it is shown.
+    """A column: its heading, its width, and the smallest page width at which it is shown.
 
-    A column with a `weight` gets that share of the width that is left.
+    A column with a `weight` gets that share of the remaining width.
     """
 
     heading: str
@@ -81,7 +81,7 @@ class Column(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind(Generic[T]):
-    """What a list holds: how its items are identified, filtered and sorted."""
+    """A kind of list: how its items are identified, filtered, sorted and shown."""
 
     key: Callable[[T], str]
     node: Callable[[T], str]
@@ -89,7 +89,7 @@ class Kind(Generic[T]):
     words: Callable[[T], str]
     """The text that a filter searches."""
     sorts: Sequence[tuple[str, Callable[[T], tuple[object, ...]]]]
-    """The names and keys of the orders; keys of different items differ."""
+    """The name and sort key of each order; no two items have the same sort key."""
     columns: "Callable[[Context], Sequence[Column]]"
     cells: "Callable[[T, Context], Sequence[Part]]"
     empty: str
@@ -101,8 +101,8 @@ class Kind(Generic[T]):
 class Listing(Generic[T]):
     """Items in order, those that pass the filter, and a cursor.
 
-    The cursor follows its item. At the top it stays at the top, where the most urgent item is; at
-    the end of a list that follows, at the end.
+    The cursor follows its item. On the first row, which has the most urgent item, it stays on the
+    first row; on the last row of a list with `follows`, it stays on the last row.
     """
 
     def __init__(self, kind: Kind[T]) -> None:
@@ -115,7 +115,7 @@ class Listing(Generic[T]):
         """The width of the longest name of a node."""
         self._sort = 0
         self._hidden: set[str] = set()
-        """The names of the columns that were not shown last."""
+        """The names of the columns that `lines` did not show when it was last called."""
         self._required: list[str] = []
         self._refused: list[str] = []
         self._items: dict[str, T] = {}
@@ -150,7 +150,7 @@ class Listing(Generic[T]):
         return self.cursor >= len(self._shown) - 1
 
     def rows(self, start: int, count: int) -> list[T]:
-        """Return the items of some rows."""
+        """Return the items of `count` rows from row `start` on."""
         return self._shown[start : start + count]
 
     def items(self) -> Iterable[T]:
@@ -204,7 +204,7 @@ class Listing(Generic[T]):
         self.cursor = max(0, min(self.cursor + steps, len(self._shown) - 1))
 
     def scroll(self, height: int) -> None:
-        """Choose the first row so that the cursor is within `height` rows, and no row is wasted."""
+        """Choose the first row so that the cursor is visible and no row is left empty."""
         self.first = min(self.first, self.cursor, max(0, len(self._shown) - height))
         self.first = max(self.first, self.cursor - height + 1, 0)
 
@@ -265,7 +265,7 @@ class Listing(Generic[T]):
         self._restore(chosen, was_at_end=was_at_end)
 
     def _restore(self, chosen: T | None, *, was_at_end: bool) -> None:
-        """Move the cursor to the item that was chosen, if that is still here."""
+        """Move the cursor to the item that was chosen before, or keep it at the end of the list."""
         if self.kind.follows and was_at_end:
             self.cursor = max(0, len(self._shown) - 1)
         elif self.cursor > 0 and chosen is not None:
@@ -284,12 +284,12 @@ class Listing(Generic[T]):
 
 
 def width_of(text: str) -> int:
-    """Return the number of a terminal's cells that a text takes."""
+    """Return how many cells of a terminal a text occupies."""
     return len(text) if text.isascii() else sum(map(_cells, text))
 
 
 def fit(text: str, width: int, *, is_right: bool = False) -> str:
-    """Return the text in exactly `width` cells: padded, or cut at an ellipsis."""
+    """Return the text in exactly `width` cells: padded, or cut off with an ellipsis."""
     text = escaping.plain(text[:_FIT_MAX])
     missing = width - width_of(text)
     if missing >= 0:
@@ -342,8 +342,8 @@ def row_line(columns: Sequence[Column], cells: Sequence[Part], width: int) -> Li
 def wrapped(text: str, width: int, *, most: int = _LINES_MAX) -> list[str]:
     """Return a text as lines of at most `width` cells; later lines are indented.
 
-    Only words that are longer than half a line are torn. Of more than `most` lines, the last ends
-    with an ellipsis.
+    Only words longer than half a line are split. If there are more than `most` lines, the last one
+    returned ends with an ellipsis.
     """
     text = escaping.plain(text)
     indent = len(text) - len(text.lstrip()) + 4
@@ -371,7 +371,7 @@ def wrapped_parts(parts: Iterable[Part], width: int, *, most: int) -> list[Line]
 
 
 def _cut(text: str, width: int) -> int:
-    """Return how many characters fit, at least one beyond the indentation."""
+    """Return how many characters fit into `width` cells, at least one."""
     left = width
     for count, character in enumerate(text):
         left -= _cells(character)

@@ -87,7 +87,7 @@ class Page:
         return detail.node if detail is not None and detail.is_why else ""
 
     def receive_fleet(self, at: datetime) -> None:
-        """Take over what has changed in the model."""
+        """Apply the changes of the model to the lists."""
         if self._revision != self._fleet.revision:
             changes = self._fleet.changed_since(self._revision)
             if changes.is_restart or self._revision < 0:
@@ -116,7 +116,7 @@ class Page:
             self._silenced = self._fleet.silenced(at) if is_cut else listed
 
     def receive_events(self, entries: Iterable[rows.Entry]) -> None:
-        """Add events to the tail, ordered by time among themselves."""
+        """Sort new events by time, and add them to the tail."""
         newest = heapq.nlargest(EVENTS_MAX, entries, key=lambda entry: entry.time)
         numbered = [
             msgspec.structs.replace(entry, number=number)
@@ -129,7 +129,7 @@ class Page:
         self.events.update(numbered, removed)
 
     def receive_why(self, node: str, text: Sequence[str]) -> None:
-        """Show the state of a node in full, if that is still wanted."""
+        """Show the state of a node in full, if the page still requests that node."""
         if node == self.why_node:
             self._details[-1].replace(text)
 
@@ -210,7 +210,7 @@ class Page:
                 detail.first = max(0, detail.first + self._steps(key))
 
     def _steps(self, key: str) -> int:
-        """Return by how many rows a key moves."""
+        """Return how many rows a key moves the cursor or the text."""
         page = self._body_height
         steps = {"up": -1, "k": -1, "down": 1, "j": 1, "pageup": -page, "pagedown": page}
         steps |= {" ": page, "home": -_ALL, "g": -_ALL, "end": _ALL, "G": _ALL}
@@ -308,7 +308,7 @@ class Page:
         return bars.tabs(self._views(), self.view, self._positions(), width)
 
     def _positions(self) -> list[str]:
-        """Return what part of the list is on the screen and in which order, the longest first."""
+        """Return texts about the cursor's position and the list's order, the longest text first."""
         listing = self._lists[self.view]
         count = f"{min(listing.cursor + 1, len(listing))}/{len(listing)}"
         if self.view is View.EVENTS and not listing.is_at_end:

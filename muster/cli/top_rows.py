@@ -21,14 +21,14 @@ _SEVERITIES: Final = {severity.value: rank for rank, severity in enumerate(vocab
 
 
 class Alert(NamedTuple):
-    """A firing alert, and the silence that keeps people from being notified about it."""
+    """A firing alert, and the silence that suppresses its notifications, if any."""
 
     alert: health_state.Alert
     silence: matching.Silence | None
 
 
 class Entry(msgspec.Struct, frozen=True, gc=False):
-    """One event of the tail, as text: events can have 512 KiB.
+    """One event of the tail, reduced to text because an event can have 512 KiB.
 
     `number` is its place in the tail.
     """
@@ -209,17 +209,17 @@ def entry(event: codec.CloudEvent) -> Entry:
 
 
 def note(text: str, at: datetime) -> Entry:
-    """Return a line of `muster up` for the tail."""
+    """Return an entry for the tail with a line of output of `muster up`."""
     return Entry(number=0, time=at, node="", text=text, tone=Tone.WARNING, json=b"", is_cut=False)
 
 
 def is_shown(event: vocabulary.Event) -> bool:
-    """Return whether the tail shows an event: not if it is repeated although nothing changes."""
+    """Return whether the tail shows an event; types that repeat without a change are hidden."""
     return not isinstance(event, (*event_texts.PERIODIC, vocabulary.ReceiversConfigured))
 
 
 def age(time: datetime | None, now: datetime) -> str:
-    """Return how long ago a time was, in at most 5 characters; the clocks may differ."""
+    """Return how long ago a time was, in at most 5 characters; a future time gives `0s`."""
     if time is None:
         return "-"
     seconds = max(0, int((now - time).total_seconds()))
@@ -230,7 +230,7 @@ def age(time: datetime | None, now: datetime) -> str:
 
 
 def _devices(node: model.NodeSummary, context: lists.Context) -> Part:
-    """Return the counts of all resources; names without prefix if these are different.
+    """Return the counts of all resources; names lose their domain if they remain unique.
 
     Devices are `listed`, not usable, while a plugin that serves them does not work.
     """
@@ -269,7 +269,7 @@ def _tone(level: model.Level) -> Tone:
 
 
 def severity_tone(severity: str) -> Tone:
-    """Return how an alert of this severity is shown."""
+    """Return the tone of an alert of this severity."""
     if severity == vocabulary.Severity.CRITICAL:
         return Tone.BAD
     return Tone.WARNING if severity == vocabulary.Severity.WARNING else Tone.PLAIN

@@ -20,7 +20,7 @@ from muster.service import runtime
 app = cyclopts.App(name="up")
 
 _KEPT_MAX: Final = 100
-"""The number of lines that wait for the page."""
+"""The maximum number of stored lines that the page has not taken yet."""
 
 
 @app.default
@@ -45,8 +45,8 @@ def up(
         First port of the addresses: the console has it, NATS the next one, and all other
         programs the ports after these. By default NATS has 4222, and the others have free ports.
     receivers
-        A directory with further receivers of the notifier, which remains; it is created if needed.
-        `muster notify setup KIND --directory` writes to it. By default, one that is removed.
+        A directory with further receivers of the notifier; it is created if needed, and kept.
+        `muster notify setup KIND --directory` writes to it. The default directory is removed.
     plain
         Print one line per event instead of the page of `muster top`.
 

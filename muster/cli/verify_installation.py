@@ -27,7 +27,7 @@ _NAME: Final = "helm-test"
 _REQUEST_S: Final = 10.0
 _PAUSE_S: Final = 1.0
 _AGAIN_S: Final = 30.0
-"""How long to wait until the plugin has offered its devices and the pod runs."""
+"""How long a refusal may be temporary, because the plugin has not offered its devices yet."""
 _DEVICE_S: Final = 180.0
 _ALERT_S: Final = 180.0
 _BEFORE: Final = timedelta(minutes=1)
@@ -164,7 +164,7 @@ def _example(leader: int) -> vocabulary.AlertChanged:
         fingerprint=fingerprint,
         summary="this is a test message from helm test",
         starts_at=now,
-        evidence=(vocabulary.Evidence(source="helm", observed="somebody ran helm test"),),
+        evidence=(vocabulary.Evidence(source="helm", observed="helm test was run"),),
         runbook=f"{muster.RUNBOOKS_URL}index.html",
         leader=leader,
     )

@@ -23,7 +23,7 @@ _CUT: Final = "  later changes are omitted (too many); use a later --since"
 
 
 class NodeView(msgspec.Struct, frozen=True, kw_only=True):
-    """The data about a node; None if its source did not answer. `events` are in order of time."""
+    """The data about a node; `state` and `events` (sorted by time) are None if unavailable."""
 
     node: str
     source: str | None
@@ -100,7 +100,7 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def mounts(self) -> tuple[vocabulary.FuseMount, ...]:
-        """Return the FUSE mounts that the newest inventory of each plugin lists, as of now."""
+        """Return the FUSE mounts in the newest inventory of each plugin, updated by events."""
         listed: dict[str, dict[str, vocabulary.FuseMount]] = {}
         for event in self.events or ():
             match event.data:
@@ -159,7 +159,7 @@ def unknown_name(view: NodeView) -> str:
 
 
 def _node_of_pod(view: NodeView) -> str:
-    """Return on which node an alert names a pod of the requested name; empty if none does."""
+    """Return a text with the node of the pod of the requested name; empty if it is unknown."""
     wanted = view.node.rpartition("/")
     for alert in view.state.alerts if view.state else ():
         for pod in alert.pods:
@@ -188,7 +188,7 @@ def report(view: NodeView) -> dict[str, object]:
 
 
 def lines(view: NodeView) -> list[str]:
-    """Return the node for people."""
+    """Return the node's state as lines for people."""
     text: list[str] = []
     if view.state is not None:
         text.append(f"health    {texts.plain(view.source or '')}")
@@ -236,7 +236,7 @@ def _most_urgent(view: NodeView) -> str:
 
 
 def _pods(alert: health_state.Alert) -> str:
-    """Return the pods that an alert names, or that it names none."""
+    """Return a text with the pods that an alert names, or that none is known."""
     total = max(alert.pods_total, len(alert.pods))
     if not total:
         return "no pod is known to use it"

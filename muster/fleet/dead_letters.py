@@ -1,7 +1,7 @@
-"""Pure: dead letters: notifications that could not be delivered, and how one is sent again.
+"""Pure: dead letters, such as undelivered notifications, and how one is sent again.
 
-A dead letter is sent again by putting it back into the outbox. The notifier then sends what is true
-at that time, because its alerts may be resolved.
+A dead letter is sent again by putting it back into the outbox. The notifier then sends the state of
+its alerts at that time: they may be resolved.
 """
 
 import hashlib
@@ -32,7 +32,7 @@ class DeadLetter:
 
     @property
     def is_notification(self) -> bool:
-        """Whether it can be sent again."""
+        """Whether it is a notification, which can be sent again."""
         return self.subject.startswith(NOTIFICATIONS.removesuffix(">"))
 
     @property
@@ -84,7 +84,7 @@ class Again:
 
 
 def again(letter: DeadLetter) -> Again:
-    """Return the message that replays a letter; simultaneous replays of one letter store one."""
+    """Return the message that replays a letter; simultaneous replays store one message."""
     name = hashlib.sha256(f"{letter.subject} {letter.number}".encode()).hexdigest()[:32]
     subject = f"muster.outbox.{letter.receiver}.replay-{name}"
     return Again(subject, f"replay {name}", {"Muster-Replay": "1"})

@@ -15,9 +15,9 @@ _TIMEOUT_S: Final = 5.0
 _STATE_BYTES_MAX: Final = 512 * 1024 * 1024
 """The size limit of a state; a fleet of 100,000 nodes needs only a fraction of it."""
 _PAGE_BYTES_MAX: Final = 32 * 1024 * 1024
-"""The size limit of one page of it, or of one node."""
+"""The size limit of one page of the state, or of one node."""
 _READ_S: Final = 8.0
-"""How long the reading of a page may take, however slowly it arrives."""
+"""How long reading a page may take, even if data keeps arriving."""
 _CHUNK_BYTES: Final = 256 * 1024
 ADDRESSES_MAX: Final = 8
 """How many addresses of a name are tried."""
@@ -34,7 +34,7 @@ class _Replica(NamedTuple):
 
 
 def check_address(address: str) -> str:
-    """Return the URL of a health service without its path. Raises ValueError if it is not valid."""
+    """Return the URL of a health service without `/state`. Raises ValueError if it is invalid."""
     url = address.rstrip("/").removesuffix("/state")
     try:
         parts = urllib.parse.urlsplit(url)
@@ -49,7 +49,7 @@ def check_address(address: str) -> str:
 
 
 def read_state(url: str, query: str = "", *, host: str = "") -> health_state.State:
-    """Return the state of the health service at a URL; with a query, blocks for seconds at most.
+    """Return the state of the health service at a URL; with a query, within seconds.
 
     `query` is what `/state` accepts: `node=NAME`, or `nodes=500&after=NAME`. `host` is the server's
     name if the URL has only its address. Raises ConnectionError or UnreadableState.
@@ -90,7 +90,7 @@ class Replicas:
     def read(self, query: str) -> health_state.State:
         """Return the leader's state, or the state of any replica if none leads.
 
-        Blocks for seconds at most per replica. Raises ConnectionError if none answers, or
+        Blocks for at most a few seconds per replica. Raises ConnectionError if none answers, or
         UnreadableState.
         """
         other: health_state.State | None = None
@@ -129,7 +129,7 @@ class Replicas:
         except OSError:
             addresses = []
         if len(addresses) < 2:  # noqa: PLR2004
-            # whoever asks it reports why a name cannot be resolved
+            # the request reports why a name cannot be resolved
             return [_Replica(url, "")]
         port = f":{parts.port}" if parts.port else ""
         queried = addresses[:ADDRESSES_MAX]
@@ -144,7 +144,7 @@ def read(
     host: str = "",
     limit_s: float = float("inf"),
 ) -> bytes:
-    """Return the first bytes of an answer. Raises ConnectionError, also after a time limit."""
+    """Return up to `bytes_max` bytes of an answer. Raises ConnectionError, also after `limit_s`."""
     ends_at = time.monotonic() + limit_s
     direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     request = urllib.request.Request(url, headers={"Host": host} if host else {})  # noqa: S310

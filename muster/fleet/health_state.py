@@ -12,7 +12,7 @@ import msgspec
 from muster import escaping, matching, vocabulary
 
 RECOVERING: Final = "RECOVERING"
-"""Shown instead of a verdict whose problem is gone, but not for long enough."""
+"""Shown instead of a verdict whose problem has ended, but not long enough ago."""
 SUSPECTED: Final = "SUSPECTED"
 """Shown instead of HEALTHY while health finds out why a plugin is silent."""
 _SUSPECT_STATE: Final = "suspect"
@@ -28,7 +28,7 @@ UNCONFIRMED: Final = frozenset(
         vocabulary.Verdict.MISSING,
     )
 )
-"""Verdicts on plugins that hand out no device, whatever the node's status still lists."""
+"""Verdicts on plugins that hand out no devices, even if the node's status still lists some."""
 _ADVISORIES_FINE: Final = frozenset({"", "they come", "received"})
 _RANK: Final = {severity.value: rank for rank, severity in enumerate(vocabulary.Severity)}
 
@@ -133,7 +133,7 @@ class Plugin(msgspec.Struct, frozen=True, kw_only=True):
     resources: tuple[str, ...] = ()
     devices: dict[str, int] = msgspec.field(default_factory=dict)
     allocatable: dict[str, int] = msgspec.field(default_factory=dict)
-    """How many of the devices pods may use, according to the node's status."""
+    """The number of devices that pods may use, by resource, according to the node's status."""
     unhealthy: tuple[Device, ...] = ()
     mounts: int = 0
     """The number of FUSE mounts in its inventory."""
@@ -171,7 +171,7 @@ class Plugin(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def label(self) -> str:
-        """Return the verdict in a list; empty before the first one."""
+        """Return the verdict as lists show it; empty before the first verdict."""
         if self.recovery:
             return RECOVERING
         is_healthy = self.verdict == vocabulary.Verdict.HEALTHY.value
@@ -228,7 +228,7 @@ class Service(msgspec.Struct, frozen=True, kw_only=True):
     advisories: str = ""
     publishing_problem: str = msgspec.field(default="", name="telling")
     notified: str = ""
-    """Why alerts may reach nobody."""
+    """Why alerts may not be delivered to people."""
     notifier_alerts: tuple[Alert, ...] = ()
     """The alerts that the notifier itself raises."""
     cluster: str | dict[str, str] = ""

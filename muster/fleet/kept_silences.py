@@ -1,4 +1,4 @@
-"""Pure: stores the silences that a program shows; of very many, only those that end last."""
+"""Pure: stores the silences that a program shows; if there are too many, those that end last."""
 
 import bisect
 from datetime import datetime
@@ -8,30 +8,29 @@ from muster import matching
 from muster.fleet import health_state
 
 SILENCES_MAX: Final = 1_000
-"""How many silences are applied."""
+"""The maximum number of silences that are applied."""
 _KNOWN_MAX: Final = 10_000
-"""How many are known, to take the place of those that end or are removed."""
+"""The maximum number of stored silences; some replace those that end or are removed."""
 
 
 class KeptSilences:
-    """Silences by id: of all known ones, `by_id` has the `SILENCES_MAX` that end last."""
+    """Stores silences; `by_id` contains the `SILENCES_MAX` silences that end last."""
 
     def __init__(self) -> None:
         self.by_id: dict[str, matching.Silence] = {}
         self._known: dict[str, matching.Silence] = {}
         self._ends: list[tuple[datetime, str]] = []
-        """End and id of all known ones, in order."""
+        """The end and id of every stored silence, sorted."""
         self._matchers: dict[str, tuple[matching.Matcher, ...]] = {}
         self._active: tuple[datetime, list[str]] | None = None
-        """The silences that are active at a time: a page of nodes is read at one time."""
+        """A time and the silences active then, cached because a page is read at one time."""
 
     def receive(
         self, key: str, silence: matching.Silence | None
     ) -> list[tuple[matching.Matcher, ...]]:
-        """Add, replace or (None) remove a silence; return the matchers of all that changed.
+        """Add, replace or (None) remove a silence; return the matchers of the changes in `by_id`.
 
-        Another one may take the place of this one, or lose its place to this one. Of silences that
-        are not in `by_id`, no matchers are returned.
+        The change may also move another silence into `by_id` or out of it.
         """
         before = self._known.pop(key, None)
         if silence is not None:
@@ -58,7 +57,7 @@ class KeptSilences:
         return changed
 
     def silence_of(self, alert: health_state.Alert, at: datetime) -> matching.Silence | None:
-        """Return the active silence that matches an alert and ends last; None without one."""
+        """Return the active silence that matches an alert and ends last, or None."""
         if self._active is None or self._active[0] != at:
             self._active = at, [key for key, each in self.by_id.items() if each.is_active(at)]
         labels = alert.labels if self._active[1] else {}

@@ -19,7 +19,7 @@ from muster import matching, vocabulary
 from muster.fleet import health_state, kept_silences, plugin_facts
 
 ALERTS_MAX: Final = 2_000
-"""How many alerts are kept in full; of more, only the summary is kept, without evidence."""
+"""How many alerts are kept in full; all others are kept without evidence and advice."""
 _REMOVED_MAX: Final = 10_000
 _REASON_MAX: Final = 300
 PODS_MAX: Final = 16
@@ -55,12 +55,13 @@ _OF_VERDICT: Final = {
 class NodeSummary(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One line of a list of nodes.
 
-    `verdict` and `plugin` are those of the worst plugin; of several, one that hands out no devices
-    comes first. `label` is the verdict, RECOVERING if the problem is gone, SUSPECTED before a
-    verdict or, while it is HEALTHY, the kind of the most urgent alert, and `since` is its start.
-    `reason` describes the most urgent problem, unescaped, and is empty if there is none. `pods` has
-    the first `PODS_MAX` pods that the node's alerts name, those of the most urgent alert first and
-    those of silenced alerts last; `pods_total` also counts the others that are known.
+    `verdict` and `plugin` are those of the worst plugin; among equals, one that hands out no
+    devices. `label` is that verdict, but RECOVERING if the problem has ended, SUSPECTED before a
+    verdict, and the kind of the most urgent alert if the verdict is HEALTHY. `since` is the start
+    of the verdict or of that alert. `reason` describes the most urgent problem, unescaped, and is
+    empty if there is none. `pods` has the first `PODS_MAX` pods that the node's alerts name, those
+    of the most urgent alert first and those of silenced alerts last; `pods_total` also counts the
+    others that are known.
     """
 
     name: str
@@ -111,7 +112,7 @@ class FleetModel:
         self.read_at: float | None = None
         """When health last answered."""
         self._at = datetime.min.replace(tzinfo=UTC)
-        """The same as a time of day."""
+        """The same moment as a date and time."""
         self._failure = ""
         self._began_at: float | None = None
         self._facts: dict[str, _NodeFacts] = {}
@@ -171,7 +172,7 @@ class FleetModel:
 
     @property
     def silences(self) -> Mapping[str, matching.Silence]:
-        """Return the silences by id; of very many, those that end last."""
+        """Return the silences by id; if there are too many, those that end last."""
         return self._silences.by_id
 
     @property
@@ -197,11 +198,11 @@ class FleetModel:
         )
 
     def silence_of(self, alert: health_state.Alert, at: datetime) -> matching.Silence | None:
-        """Return the active silence that matches an alert and ends last; None without one."""
+        """Return the active silence that matches an alert and ends last, or None."""
         return self._silences.silence_of(alert, at)
 
     def silenced(self, at: datetime) -> int:
-        """Return how many of all alerts are silenced; those of a node, when it was last read."""
+        """Return how many alerts are silenced; those of a node are counted when it is read."""
         elsewhere = [each for each in self._fleet_alerts() if each.node not in self._facts]
         of_nodes = sum(node.silenced for node in self.nodes.values())
         return of_nodes + sum(self.silence_of(each, at) is not None for each in elsewhere)
@@ -219,7 +220,7 @@ class FleetModel:
         return f"health has not answered for {age_s:.0f} s{why}; this is what it last reported"
 
     def caveats(self) -> list[str]:
-        """Return why what is shown may be incomplete, according to health and to this model."""
+        """Return the reasons why the shown state may be incomplete, from health and this model."""
         notes: list[str] = []
         if self.service is not None and self.fleet is not None:
             state = health_state.State(plugins=(), fleet=self.fleet, service=self.service)
@@ -354,7 +355,7 @@ def _level(
     *,
     has_silenced: bool,
 ) -> Level:
-    """Return the level of a node; a verdict with silenced alerts only is not a warning."""
+    """Return the level of a node; a verdict whose alerts are all silenced is only a notice."""
     levels = [_OF_SEVERITY.get(alert.severity, Level.WARNING) for alert in alerts]
     for plugin in plugins:
         level = _verdict_level(plugin)

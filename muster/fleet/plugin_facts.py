@@ -12,12 +12,12 @@ _SHARED_MAX: Final = 1_000
 
 
 class Counts(NamedTuple):
-    """How many of the devices of a resource pods may use, according to the node's status."""
+    """The devices of a resource on a node: how many pods may use, and how many exist."""
 
     usable: int
     total: int
     is_confirmed: bool
-    """Whether every plugin that serves the resource works, so that a pod gets such a device."""
+    """Whether every plugin that serves the resource works, so that a pod gets a device."""
 
 
 class PluginFacts(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -40,7 +40,7 @@ class Shared:
         self._resources: dict[tuple[tuple[str, Counts], ...], Mapping[str, Counts]] = {}
 
     def text(self, text: str) -> str:
-        """Return an equal text."""
+        """Return the stored text that equals this text."""
         if len(self._texts) > _SHARED_MAX:
             self._texts.clear()
         return self._texts.setdefault(text, text)

@@ -1,7 +1,7 @@
 """Adapter: HTTP and NATS: keeps a `FleetModel` current, and passes on the events of the bus.
 
-All nodes are read continuously, page by page. An event about a node makes the reader read that
-node at once; if many nodes change together, it reads all pages without pauses instead (`rounds`).
+All nodes are read continuously, page by page. An event about a node makes the reader read that node
+immediately; if many nodes change together, it reads all pages without pauses instead (`rounds`).
 """
 
 import asyncio
@@ -35,12 +35,12 @@ _NO_CHANGE: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Listeners:
-    """Called on the event loop after each change of the model, and with each event."""
+    """Functions called on the event loop: after each change of the model, and with each event."""
 
     on_change: Callable[[], None]
     on_event: Callable[[codec.CloudEvent], None]
     on_state: Callable[[health_state.State], None] = lambda _: None
-    """Called with each page and each node that was read, for what the model does not keep."""
+    """Called with each page or node that was read, for data that the model does not keep."""
 
 
 class FleetReader:

@@ -7,11 +7,11 @@ a fast round is wanted for them instead, which reads every page once more.
 |---|---|---|---|
 | slow | no | pause | pause, next slow round |
 | slow | yes | pause until it may begin, then a fast round from the first page | the same |
-| fast | no | go on at once | pause, next slow round |
-| fast | yes | go on at once | pause until it may begin, then a fast round |
+| fast | no | continue immediately | pause, next slow round |
+| fast | yes | continue immediately | pause until it may begin, then a fast round |
 
-A fast round that has begun is finished, or under constant change the last pages would never be
-read. It may begin `FAST_S` after the last one began. The first round is fast.
+A fast round is never interrupted: otherwise, under constant change, the last pages would never be
+read. A fast round may begin `FAST_S` after the start of the previous one. The first round is fast.
 """
 
 from typing import Final
@@ -24,7 +24,7 @@ FAST_S: Final = 5.0
 
 
 class Rounds:
-    """The position in the present round, and whether a fast one is wanted."""
+    """The position in the present round, and whether a fast round is wanted."""
 
     def __init__(self, now: float) -> None:
         self.is_wanted = False
@@ -33,7 +33,7 @@ class Rounds:
         self._began_at = now
 
     def want(self) -> None:
-        """Read all nodes again from now on, in a fast round."""
+        """Request a fast round, which reads all nodes again."""
         self.is_wanted = True
 
     def receive_page(self, following: str) -> None:
@@ -50,7 +50,7 @@ class Rounds:
         return PAGE_S
 
     def next_page(self, now: float) -> str:
-        """Return the name after which the next page begins; begin the fast round that is wanted."""
+        """Return the name after which the next page begins; begin a fast round if one is due."""
         if self.is_wanted and not self._is_fast and now >= self._began_at + FAST_S:
             self._after, self.is_wanted = "", False
             self._is_fast, self._began_at = True, now

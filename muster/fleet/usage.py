@@ -11,17 +11,17 @@ from muster.fleet import health_state, model
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
-    """How many of all advertised devices of a resource pods may use."""
+    """The advertised devices of a resource in the fleet, and how many of them pods may use."""
 
     resource: str
     nodes: int
     usable: int
-    """According to the nodes' status, `unconfirmed` ones included."""
+    """According to the nodes' status, including the `unconfirmed` devices."""
     total: int
     unconfirmed: int
     """How many of the usable devices belong to a plugin that does not work at present."""
     nodes_short: int
-    """How many nodes offer less than they advertise."""
+    """How many nodes offer fewer devices than they advertise."""
     nodes_with_fewer: int
     """`nodes_short`, and the nodes whose plugin does not work at present."""
 

@@ -14,7 +14,7 @@ from muster.fleet import dead_letters
 from muster.nats import connection, storage, streams
 
 _READ_AT_ONCE: Final = 100
-"""How many letters, with their bodies, are in memory at once."""
+"""How many letters, with their bodies, are in memory at the same time."""
 _KEPT: Final = timedelta(days=5)
 """How long an expired silence can still be listed, as in Alertmanager."""
 
@@ -45,7 +45,7 @@ async def read_silences(
 
 
 async def add_silence(link: connection.Connection, silence: matching.Silence) -> Mapping[str, str]:
-    """Store a silence, and forget those that expired long ago; return which are unreadable.
+    """Store a silence, and delete those that expired long ago; return why others are unreadable.
 
     Raises SilenceExists.
     """
@@ -62,7 +62,7 @@ async def add_silence(link: connection.Connection, silence: matching.Silence) ->
 async def expire_silence(
     link: connection.Connection, silence_id: str, at: datetime
 ) -> tuple[matching.Silence | None, Mapping[str, str]]:
-    """End a silence; return it (None if there is no such silence) and which are unreadable."""
+    """End a silence; return it (None if it does not exist), and why others are unreadable."""
     by_id, unreadable = await read_silences(link)
     silence = by_id.get(silence_id)
     if silence is not None:
@@ -91,7 +91,7 @@ class NewestLetters:
     """Reads the newest dead letters on some subjects, repeatedly.
 
     NATS lists the subjects, but not when their messages were stored. So each letter is downloaded
-    once to find out, and from then on only new ones and the newest are.
+    once to learn its position; later calls download only new letters and the newest letters.
     """
 
     def __init__(self, link: connection.Connection, subjects: str, *, most: int) -> None:
@@ -99,10 +99,12 @@ class NewestLetters:
         self._subjects = subjects
         self._most = most
         self._numbers: dict[str, int] = {}
-        """By subject."""
+        """The position of each letter in the stream, by subject."""
 
     async def read(self) -> tuple[list[dead_letters.DeadLetter], int]:
-        """Return the letters, newest first, and their number; continue an interrupted earlier call.
+        """Return the newest letters, newest first, and the number of all letters.
+
+        A call that was interrupted is continued by the next call.
 
         A letter that was replaced while it was not among the newest keeps its old place.
         """

@@ -1,8 +1,8 @@
 """Adapter: the Kubernetes API: sends requests, and reads the pages of lists and lines of watches.
 
-Bodies are not decoded: the library's generated models would use more memory than everything else.
-An error response is returned, not raised; every wait is bounded. The client library is imported
-only if a cluster is needed, which saves 19 MiB in a service without a cluster.
+Bodies are not decoded: the library's generated models would use more memory than the rest of a
+service. An error response is returned, not raised; every wait is bounded. The client library is
+imported only if a cluster is needed, which saves 19 MiB in a service without a cluster.
 """
 
 import asyncio

@@ -34,7 +34,7 @@ _CDI: Final = "unresolvable CDI devices"
 _FORGETFUL: Final = "v1.34.0"
 
 Place = tuple[str, str]
-"""A key: a node or instance type and a driver or plugin, or else a driver and a pool."""
+"""A key: a node and a driver, an instance type and a plugin, or a driver and a pool."""
 Slices = Mapping[str, list[ResourceSlice]]
 """By node; slices for several nodes have the empty name as key."""
 
@@ -112,7 +112,7 @@ def _prepares(facts: Facts) -> Iterable[PluginFinding]:
 
 
 def _driverless_claims(facts: Facts) -> Iterable[PluginFinding]:
-    """Yield a finding for each node with claims of a driver that has no live pod there (D2).
+    """Yield a finding for each node with claims of a driver that has no Ready pod there (D2).
 
     A driver is skipped if its pods are unknown or if it is being updated.
     """
@@ -149,7 +149,7 @@ def _driverless_claims(facts: Facts) -> Iterable[PluginFinding]:
 
 
 def _publishing(facts: Facts, slices: Slices) -> Counter[Place]:
-    """Return on how many nodes of an instance type a plugin has published slices."""
+    """Return the number of nodes with published slices, by instance type and plugin."""
     return Counter(
         (node.type, name)
         for node in facts.nodes.values()
@@ -229,7 +229,7 @@ def _pools(facts: Facts) -> Iterable[PluginFinding]:
 
 
 def _terminating(facts: Facts) -> Iterable[PluginFinding]:
-    """Yield a finding for each pod with claims that does not end without containers (D10)."""
+    """Yield a finding for each pod with claims that stays Terminating without containers (D10)."""
     for pod in facts.pods:
         late_s = facts.age_s(pod.metadata.deleted_at)
         node = facts.nodes.get(pod.node_name)

@@ -17,19 +17,19 @@ NOTIFIER: Final = "muster-notifier"
 NATS_PORT: Final = 4222
 HTTP_PORT: Final = 8080
 TESTS: Final = frozenset({"muster-test", "muster-test-device"})
-"""The pods of `helm test` are not parts of muster; a failed one stays in the cluster."""
+"""The names of pods of `helm test`, which are not parts of muster and may stay after a failure."""
 _NAME: Final = "app.kubernetes.io/name"
 _RECENT: Final = timedelta(hours=1)
 _PASSWORD: Final = re.compile(r"[A-Za-z0-9_.~-]+")
 _TLS: Final = "-nats-tls"
-"""The name of the Secret with NATS' certificate is the prefix of all muster's names and this."""
+"""The suffix of the name of the Secret with NATS' certificate; all names share the prefix."""
 _SETTINGS: Final = "configuration"
 _RECEIVERS: Final = "receivers"
 """Volumes of the notifier: its settings, and the Secret of receivers."""
 
 
 class Unreachable(Exception):
-    """The cluster or its muster is unusable; the message gives the attempts and what is missing."""
+    """The cluster, or muster in the cluster, cannot be used; the message gives the reason."""
 
 
 class Allocation(enum.Enum):
@@ -130,7 +130,7 @@ class Pod(objects.HasMetadata, frozen=True):
 
     @property
     def image(self) -> str:
-        """Return the image of the first container; empty without one."""
+        """Return the image of the first container; empty if there is none."""
         return next((container.image for container in self.spec.containers or ()), "")
 
     @property
@@ -264,7 +264,7 @@ def _volumes(pods: Sequence[Pod], part: str, namespace: str) -> list[_Volume]:
 
 
 def allocation(pods: Iterable[Pod]) -> tuple[Allocation, str]:
-    """Return whether any of these pods runs, with its node, or the reason why none does."""
+    """Return the state of these pods, with the node of a ready pod or why none is ready."""
     state, text = Allocation.WAITING, "there is no such pod"
     for pod in pods:
         if pod.is_ready:
@@ -284,8 +284,8 @@ def allocation(pods: Iterable[Pod]) -> tuple[Allocation, str]:
 def login(nats: Pod, role: Role) -> Login:
     """Return how a role logs on, derived from the pod of a NATS server.
 
-    In `minimal`, the server's environment refers to each role's password. `production` uses
-    credentials only; if the cluster has them, the Secret has the returned name.
+    In `minimal`, the server's environment refers to each role's password. `production` uses only
+    credentials; the Secret of the returned name contains them, if it exists.
     """
     secrets = [volume.secret.secret_name for volume in nats.spec.volumes or () if volume.secret]
     names = [name.removesuffix(_TLS) for name in secrets if name.endswith(_TLS)]

@@ -105,7 +105,7 @@ def _with_domain(plugin: KnownPlugin, container: objects.Container) -> KnownPlug
 
 
 def _argument(flag: str, arguments: Sequence[str]) -> str:
-    """Return the value of a flag, written `--flag value` or `--flag=value`; empty without one."""
+    """Return the value of a flag, written `--flag value` or `--flag=value`; empty if absent."""
     if not flag:
         return ""
     for word, following in zip(arguments, [*arguments[1:], ""], strict=False):

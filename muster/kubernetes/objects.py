@@ -366,7 +366,7 @@ class Lease(HasMetadata, frozen=True):
 
     @property
     def holder(self) -> str:
-        """Return the holder of the Lease; empty without one."""
+        """Return the holder of the Lease; empty if there is none."""
         return (self.spec.holder_identity if self.spec else None) or ""
 
     @property
@@ -382,7 +382,7 @@ class Lease(HasMetadata, frozen=True):
 
 
 def condition(conditions: Iterable[Condition], kind: str) -> Condition | None:
-    """Return the condition of this type, such as `Ready`; None without one."""
+    """Return the condition of this type, such as `Ready`; None if there is none."""
     return next((entry for entry in conditions if entry.type == kind), None)
 
 

@@ -40,9 +40,9 @@ class Kind(enum.StrEnum):
     """The kind of a problem with a plugin or driver; see docs/check.md."""
 
     LOST = "lost"
-    """The kubelet knows the resource's devices, but none is usable."""
+    """The kubelet lists the resource's devices, but none is usable."""
     NONE = "none"
-    """The kubelet knows the resource, but none of its devices."""
+    """The kubelet lists the resource, but none of its devices."""
     NEVER = "never"
     """The plugin offers devices on similar nodes, but not on this node."""
     FEWER = "fewer"
@@ -112,7 +112,7 @@ class NodeState(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
-    """How many devices of a resource the kubelet knows, and how many are available to pods."""
+    """How many devices of a resource the kubelet lists, and how many are available to pods."""
 
     capacity: int
     allocatable: int
@@ -159,7 +159,7 @@ class NodeFacts:
         return self.state is NodeState.SETTLED
 
     def serving(self, name: str, least_s: float = SERVES_S) -> PluginPod | None:
-        """Return the pod that should serve a resource or driver on this node; None without one."""
+        """Return the pod that should serve a resource or driver on this node, or None."""
         pods = (each for each in self.plugins if each.is_serving(least_s))
         return next((each for each in pods if each.plugin.serves(name)), None)
 
@@ -307,7 +307,7 @@ def trimmed_node(node: objects.Node) -> objects.Node:
 
 
 def trimmed_pod(pod: Pod) -> Pod:
-    """Return a copy of a pod that does not keep its list page in memory."""
+    """Return a copy of a pod without annotations, so that its list page is not kept in memory."""
     metadata = msgspec.structs.replace(pod.metadata, annotations=None, managed_fields=None)
     return msgspec.structs.replace(pod, metadata=metadata)
 

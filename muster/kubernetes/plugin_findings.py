@@ -1,7 +1,7 @@
 """Pure: finds device plugins that run but do not work, from the Kubernetes API alone.
 
 The kubelet computes the numbers as follows (devicemanager, 1.36). When a plugin's stream ends, the
-kubelet keeps the node's capacity and sets allocatable to 0. After 5 minutes, or at once after a
+kubelet keeps the node's capacity and sets allocatable to 0. After 5 minutes, or immediately after a
 restart of the kubelet, both are 0, but the resource stays in the node's status. A plugin that
 reports all its devices Unhealthy also has capacity and no allocatable.
 """
@@ -84,7 +84,7 @@ def _resource(
 def _lost(
     facts: Facts, node: NodeFacts, resource: str, offer: Offer, plugin: PluginPod | None
 ) -> Iterable[PluginFinding]:
-    """Yield a finding for a resource without usable devices, unless its plugin just started."""
+    """Yield a finding for a resource without usable devices, unless its plugin has just started."""
     pods = [each for each in node.plugins if each.plugin.serves(resource)]
     if any(each.plugin.registers_on_demand for each in pods) or (pods and plugin is None):
         return
@@ -142,7 +142,7 @@ def _none(
 
 
 def _never(facts: Facts, node: NodeFacts, plugin: PluginPod) -> Iterable[PluginFinding]:
-    """Yield a finding for a resource that only this one of many similar nodes never offered."""
+    """Yield a finding for a resource that all similar nodes offer, but this node never offered."""
     if not plugin.is_serving() or plugin.plugin.registers_on_demand or plugin.plugin.drivers:
         return
     if any(plugin.plugin.serves(resource) for resource in node.offers):
@@ -300,7 +300,7 @@ def _expected(facts: Facts, node: NodeFacts, resource: str, plugin: PluginPod) -
 
 
 def _reported_unhealthy(facts: Facts, node: NodeFacts, resource: str) -> tuple[str, ...]:
-    """Return the pods on a node whose devices of a resource are reported Unhealthy."""
+    """Return up to 5 texts about a node's pods that hold Unhealthy devices of a resource."""
     return tuple(
         f"{pod.full_name}: {device.resource_id} is Unhealthy"
         for pod in facts.pods_on.get(node.name, ())

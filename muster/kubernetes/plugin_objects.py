@@ -27,7 +27,7 @@ class Metadata(objects.Metadata, frozen=True):
 
     @property
     def changed_at(self) -> datetime | None:
-        """Return when any field last changed, as far as the API records it; None if unknown."""
+        """Return when a field last changed, according to the managed fields; None if unknown."""
         times = (objects.parse_time(entry.time) for entry in self.managed_fields or ())
         return max((time for time in (*times, self.created_at) if time), default=None)
 
@@ -176,7 +176,7 @@ class SlicePool(objects.Object, frozen=True):
 
 
 class SliceSpec(scheduling.ResourceSliceSpec, frozen=True):
-    """The devices of a ResourceSlice, with their pool; without a node, for several nodes."""
+    """The devices of a ResourceSlice and their pool; an empty `node_name` means several nodes."""
 
     pool: SlicePool = SlicePool()
 

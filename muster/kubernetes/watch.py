@@ -33,7 +33,7 @@ a watch costs one request, and no list.
 _IDLE_S: Final = 27.0
 """A watch that has not ended after this time counts as hung."""
 _STEADY_S: Final = 5.0
-"""After a watch that lasted at least this long, the next watch begins at once."""
+"""After a watch that lasted at least this long, the next watch begins immediately."""
 _BACKOFF: Final = pacing.Backoff(first_s=0.2, max_s=5.0, jitter=0.5)
 _FORBIDDEN: Final = pacing.Backoff(first_s=1.0, max_s=60.0)
 """An API server that has just started refuses all requests until it has read the roles."""
@@ -70,7 +70,7 @@ class _Expired(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Sink(Generic[Shape, Kept]):
-    """Receives all objects at once, then each new, changed or deleted object.
+    """Receives all objects together, then each new, changed or deleted object.
 
     `keep` reduces each object to the part that is stored, so that the complete objects are never in
     memory together.

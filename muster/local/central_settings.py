@@ -9,7 +9,7 @@ from typing import Final
 Settings = Mapping[str, object]
 
 RECEIVERS: Final = ("console", "webhook")
-"""The names of the receivers that are always there: the notifier's log, the webhook stand-in."""
+"""The names of the receivers that always exist: the notifier's log, the webhook stand-in."""
 
 
 def health(*, nats: str, kubeconfig: str, plugin: str) -> Settings:
@@ -56,6 +56,6 @@ def notifier(
 
 
 def console(*, nats: str, health: str, is_local: bool = False) -> Settings:
-    """Return the settings of the console; the user of this machine may act in a local one."""
+    """Return the settings of the console; if `is_local`, the user of this machine may act in it."""
     settings: dict[str, object] = {"bus": {"url": nats}, "health": [health]}
     return {**settings, "writing": {"local": True}} if is_local else settings

@@ -90,7 +90,8 @@ async def listening(application: web.Application, at: Address) -> AsyncIterator[
 def stop_on_signals() -> asyncio.Event:
     """Return an event that SIGTERM and SIGINT will set.
 
-    Call this before the program prints that it is listening, because a signal may follow at once.
+    Call this before the program prints that it is listening, because a signal may follow
+    immediately.
     """
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()

@@ -43,7 +43,7 @@ accounts {{
 
 
 class NatsUnavailable(Exception):
-    """There is no nats-server, or it did not start; the message lists the attempts."""
+    """There is no nats-server, or it did not start; the message gives the reason."""
 
 
 def binary() -> Path:
@@ -64,8 +64,8 @@ def binary() -> Path:
 def free_port() -> int:
     """Return a port that was free a moment ago.
 
-    If possible, it is one that the kernel gives to no outgoing connection: when a server restarts,
-    it finds its port free.
+    If possible, it is a port that the kernel does not use for outgoing connections, so that it is
+    still free when a server restarts.
     """
     ports = range(_FIRST_PORT, _first_ephemeral_port())
     for port in [*random.sample(ports, min(len(ports), 100)), 0]:
@@ -109,9 +109,9 @@ class NatsServer:
         self.log = directory / "nats.log"
         self.addresses: dict[str, str] = {}
         self.settings: Path | None = None
-        """The file whose change is a reason to start the server sooner; there is none."""
+        """The file whose change ends a restart's delay: none (see `Supervisor`)."""
         self.error = ""
-        """What it printed last; it writes to its log instead."""
+        """The last output, always empty: the server writes to its log."""
 
     async def __aenter__(self) -> Self:
         """Start the server."""
@@ -200,4 +200,4 @@ class NatsServer:
 def _failure(log: Path, port: int) -> str:
     text = log.read_text("utf-8", "replace") if log.exists() else ""
     errors = [line for line in text.splitlines() if "[ERR]" in line or "[FTL]" in line]
-    return f"nats-server on port {port}: {errors[-1] if errors else 'ended at once'}"
+    return f"nats-server on port {port}: {errors[-1] if errors else 'ended immediately'}"

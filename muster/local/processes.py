@@ -33,7 +33,7 @@ class ProgramFailed(Exception):
 
 
 def die_with_parent() -> Callable[[], None] | None:
-    """Return a function that ties a child's life to this process; None if not supported here."""
+    """Return a function that makes a child end with this process; None if unsupported."""
     if not sys.platform.startswith("linux"):
         return None
     library = ctypes.CDLL(None)
@@ -78,7 +78,7 @@ class Program:
 
 
 class Process:
-    """One running program; restartable in place."""
+    """The process of one program, which can be started again after it has ended."""
 
     def __init__(self, program: Program, log: Path) -> None:
         self.program = program
@@ -108,7 +108,7 @@ class Process:
 
     @property
     def error(self) -> str:
-        """What the program printed last, for people; of a log line its event and its error."""
+        """The program's last line of output; of a log line, only its event and its error."""
         return _for_people(self._last_lines[-1]) if self._last_lines else ""
 
     @property
@@ -149,7 +149,7 @@ class Process:
         up.cancel()
         if ended.done():
             await asyncio.gather(*self._reading)
-            raise ProgramFailed(f"{self.program.name} ended at once: {self.last_line}")
+            raise ProgramFailed(f"{self.program.name} ended immediately: {self.last_line}")
         ended.cancel()
         if not self._listening.is_set():
             waited = f"{self.program.name} not up after {_UP_TIMEOUT_S:g} s"
@@ -157,7 +157,7 @@ class Process:
             raise ProgramFailed(f"{waited}: is the machine busy? {last}")
 
     async def wait(self) -> int:
-        """Return the exit code once the process has ended, and its last output was read."""
+        """Return the exit code once the process has ended, and its last output has been read."""
         assert self._process is not None, f"{self.program.name} was not started"
         code = await self._process.wait()
         if self._reading:
@@ -219,7 +219,7 @@ class Process:
 
 
 def _for_people(line: str) -> str:
-    """Return a line of output for people; of a JSON log line, its event and its error."""
+    """Return a line of output for people; of a JSON log line, only its event and its error."""
     try:
         entry = orjson.loads(line)
     except orjson.JSONDecodeError:

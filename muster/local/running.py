@@ -62,7 +62,7 @@ class Running(msgspec.Struct, frozen=True, kw_only=True):
     receivers: str = ""
 
     def program(self, name: str) -> Program | None:
-        """Return a program by its name."""
+        """Return a program by its name; None if it is not in the stack."""
         return next((program for program in self.programs if program.name == name), None)
 
 
@@ -116,7 +116,7 @@ def remove_left_over() -> list[Path]:
 
 
 def hold(record: Running, program: str) -> None:
-    """Keep a program from being started again once it ends."""
+    """Prevent a program from being started again after it has ended."""
     Path(record.directory, _HELD, program).touch()
 
 
@@ -131,7 +131,7 @@ def is_held(directory: Path, program: str) -> bool:
 
 
 def add_fault(record: Running, name: str) -> None:
-    """Store that a fault was made on purpose."""
+    """Record that a fault was caused on purpose."""
     Path(record.directory, _FAULTS, name).touch()
 
 
@@ -141,7 +141,7 @@ def remove_fault(record: Running, name: str) -> None:
 
 
 def faults(record: Running) -> list[str]:
-    """Return the faults that were made on purpose and not undone."""
+    """Return the faults that were caused on purpose and not undone."""
     return sorted(path.name for path in Path(record.directory, _FAULTS).iterdir())
 
 

@@ -63,7 +63,7 @@ NODES: Final = (
 
 
 def nodes(count: int = len(NODES), gpus: int | None = None) -> tuple[Node, ...]:
-    """Return `count` nodes with `gpus` GPUs each (None: 8, 4, 2, and so on)."""
+    """Return `count` nodes with `gpus` GPUs each (None: 8, 4 and 2 in turn)."""
     chosen = []
     for index in range(count):
         node = replace(NODES[index % len(NODES)], name=f"node-{chr(ord('a') + index)}")

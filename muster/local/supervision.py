@@ -1,8 +1,9 @@
 """Adapter: processes: restarts the programs of a stack, and records them after each change.
 
 A program that ends by itself is started again with a growing delay, as Kubernetes would. The delay
-begins anew when a program ended without an error or has run for a while; a change of its settings
-file ends the delay. A program that is held (`running.hold`) stays ended until it is released.
+is reset if a program ended without an error or after it had run for a while; a change of its
+settings file ends the delay. A program that is held (`running.hold`) stays ended until it is
+released.
 """
 
 import asyncio
@@ -72,7 +73,7 @@ class Supervisor:
         )
 
     async def end(self) -> None:
-        """Restart nothing from now on."""
+        """Stop restarting programs."""
         for task in self._restarters:
             task.cancel()
         await asyncio.gather(*self._restarters, return_exceptions=True)
@@ -116,7 +117,7 @@ class Supervisor:
 
 
 async def _changes(settings: Path | None, read: _Version, *, within_s: float) -> bool:
-    """Return once the settings differ from those that were read, or the time is over."""
+    """Wait until the settings differ from those that were read; return False after `within_s`."""
     try:
         async with asyncio.timeout(within_s):
             while _version(settings) == read:  # noqa: ASYNC110  # people change this
@@ -127,7 +128,7 @@ async def _changes(settings: Path | None, read: _Version, *, within_s: float) ->
 
 
 def _version(settings: Path | None) -> _Version:
-    """Return what changes when a file is written; None if there is no such file."""
+    """Return a value that differs after each write of a file; None if the file does not exist."""
     with contextlib.suppress(OSError):
         if settings is not None:
             status = settings.stat()

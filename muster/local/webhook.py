@@ -40,7 +40,7 @@ class Received(msgspec.Struct, frozen=True, kw_only=True):
     status: int
 
     def json(self) -> object:
-        """Return the decoded body, if it is JSON."""
+        """Return the decoded body. Raises orjson.JSONDecodeError if it is not JSON."""
         parsed: object = orjson.loads(self.body)
         return parsed
 

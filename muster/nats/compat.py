@@ -34,7 +34,7 @@ _LOOKS: Final = 8
 
 
 class TolerantClient(Client):
-    """A client that continues to read whatever its peers send.
+    """A client that continues to read after a malformed message.
 
     nats-server does not check headers and subjects. An error while nats-py decodes them would end
     its reading task, and nats-py would neither report that nor reconnect (`_read_loop`).
@@ -161,7 +161,7 @@ async def connect(client: Client, servers: list[str], **options: Any) -> None:
 
 
 async def send(client: Client, lines: bytes) -> None:
-    """Send protocol lines, such as subscriptions that nats-py does not know."""
+    """Send protocol lines, such as subscriptions that nats-py does not manage."""
     await client._send_command(lines)  # noqa: SLF001
     await client._flush_pending()  # noqa: SLF001
 

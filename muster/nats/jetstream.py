@@ -75,8 +75,8 @@ async def create_streams(client: Client, *, replicas: int = 1) -> None:
 async def _create_bucket(client: Client, bucket: streams.Bucket, *, replicas: int) -> None:
     """Create a bucket as nats-py does (client.py, create_key_value; 2.16), but set its revision.
 
-    With revisions from 1, a process that remembers a lost bucket would mistake every later holder of
-    a lock for an earlier one. The time in ms grows faster than the number of claims.
+    With revisions from 1, a process that remembers a lost bucket would mistake every later holder
+    of a lock for an earlier one. The time in ms grows faster than the number of claims.
     """
     config = api.StreamConfig(
         name=f"KV_{bucket.name}",

@@ -89,7 +89,7 @@ class Servicer(Protocol):
 
 
 def handlers(servicer: Servicer) -> tuple[grpc.GenericRpcHandler, ...]:
-    """Wrap a driver for a server."""
+    """Return the gRPC handlers that serve a driver's methods."""
     return (
         rpc.handler(
             _IDENTITY,

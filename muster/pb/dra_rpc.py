@@ -34,7 +34,7 @@ class Servicer(Protocol):
         request: dra.NodePrepareResourcesRequest,
         context: rpc.Context[dra.NodePrepareResourcesRequest, dra.NodePrepareResourcesResponse],
     ) -> dra.NodePrepareResourcesResponse:
-        """Return which CDI devices the containers of each claim get."""
+        """Prepare claims; return the CDI devices that the containers of each claim get."""
 
     async def node_unprepare_resources(
         self,
@@ -45,7 +45,7 @@ class Servicer(Protocol):
 
 
 def handler(servicer: Servicer) -> grpc.GenericRpcHandler:
-    """Wrap a driver for a server."""
+    """Return the gRPC handler that serves a driver's methods."""
     methods = {
         _PREPARE.path: _PREPARE.serve(servicer.node_prepare_resources),
         _UNPREPARE.path: _UNPREPARE.serve(servicer.node_unprepare_resources),

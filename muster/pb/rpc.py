@@ -52,7 +52,7 @@ class Method(NamedTuple, Generic[Request, Answer]):
         )
 
     def on(self, channel: grpc.aio.Channel) -> Unary[Request, Answer]:
-        """Return a callable for this method of the server behind a channel."""
+        """Return a callable that calls this method over a channel."""
         return channel.unary_unary(
             self.path, self.request.SerializeToString, self.answer.FromString
         )
@@ -193,12 +193,12 @@ class PodResourcesServicer(Protocol):
 
 
 def registration_handler(servicer: RegistrationServicer) -> grpc.GenericRpcHandler:
-    """Wrap the kubelet's half of a registration for a server."""
+    """Return the gRPC handler that serves the kubelet's registration service."""
     return handler(REGISTRATION, {_REGISTER.path: _REGISTER.serve(servicer.register)})
 
 
 def device_plugin_handler(servicer: DevicePluginServicer) -> grpc.GenericRpcHandler:
-    """Wrap a plugin for a server."""
+    """Return the gRPC handler that serves a device plugin."""
     methods = {
         _OPTIONS.path: _OPTIONS.serve(servicer.get_device_plugin_options),
         _LIST_AND_WATCH.path: _LIST_AND_WATCH.serve(servicer.list_and_watch),
@@ -210,7 +210,7 @@ def device_plugin_handler(servicer: DevicePluginServicer) -> grpc.GenericRpcHand
 
 
 def plugin_watcher_handler(servicer: PluginWatcherServicer) -> grpc.GenericRpcHandler:
-    """Wrap a plugin's registration socket for a server."""
+    """Return the gRPC handler that serves a plugin's registration socket."""
     methods = {
         _INFO.path: _INFO.serve(servicer.get_info),
         _NOTIFY.path: _NOTIFY.serve(servicer.notify_registration_status),
@@ -219,7 +219,7 @@ def plugin_watcher_handler(servicer: PluginWatcherServicer) -> grpc.GenericRpcHa
 
 
 def pod_resources_handler(servicer: PodResourcesServicer) -> grpc.GenericRpcHandler:
-    """Wrap the kubelet's podresources API for a server."""
+    """Return the gRPC handler that serves the kubelet's podresources API."""
     methods = {
         _LIST.path: _LIST.serve(servicer.list),
         _ALLOCATABLE.path: _ALLOCATABLE.serve(servicer.get_allocatable_resources),
@@ -264,6 +264,6 @@ class PodResourcesClient:
 
 
 def handler(service: str, by_path: dict[str, Handler]) -> grpc.GenericRpcHandler:
-    """Wrap the methods of a service, by their paths, for a server."""
+    """Return the gRPC handler of a service with these methods, by their paths."""
     methods = {path.rpartition("/")[2]: handler for path, handler in by_path.items()}
     return grpc.method_handlers_generic_handler(service, methods)

@@ -43,7 +43,7 @@ class _Process(registry.Collector):
     """Exports the version, and the lost log lines for `logs`, which must not import Prometheus."""
 
     def collect(self) -> Iterator[core.Metric]:
-        """Collect what every process exports."""
+        """Yield the metrics that every process exports."""
         build = core.GaugeMetricFamily(
             "muster_build_info", "1, with the version of muster.", labels=["version", "python"]
         )

@@ -32,7 +32,7 @@ _REASONS: Final = {
 
 
 def always() -> str | None:
-    """Report no problem: the check of a probe that always passes."""
+    """Return None: the check of a probe that always passes."""
     return None
 
 
@@ -119,7 +119,7 @@ async def serve(
 
 
 def _abort(writer: asyncio.StreamWriter) -> None:
-    """End a connection at once."""
+    """End a connection immediately."""
     # a transport that ended while it was being closed no longer has a loop, which abort ignores
     # (CPython 3.11, asyncio/selector_events.py, _force_close after _write_ready)
     with contextlib.suppress(AttributeError):

@@ -18,7 +18,7 @@ _CANCELS_MAX: Final = 10
 
 
 class CannotStart(Exception):
-    """The service cannot start; the message names the attempt and the correction."""
+    """The service cannot start; the message gives the reason and the correction."""
 
 
 async def _nothing() -> None:

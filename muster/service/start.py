@@ -44,7 +44,7 @@ def end_imports() -> None:
 
 @contextlib.contextmanager
 def replaced(stand_ins: Mapping[str, types.ModuleType | None]) -> Iterator[None]:
-    """Import stand-ins for these modules; None stands for a module that is not installed.
+    """Replace modules until the block ends; None stands for a module that is not installed.
 
     A module that is already loaded is kept; a lazy module, whose class differs, is replaced.
     """

@@ -57,7 +57,7 @@ class AlertKind(enum.StrEnum):
     FUSE_DAEMON_DIED = "fuse_daemon_died"
     FUSE_POD_TERMINATING = "fuse_pod_terminating"
     CONFIGURATION_REFUSED = "configuration_refused"
-    """A plugin refused its changed configuration, and nobody has corrected it."""
+    """A plugin refused its changed configuration, which has not been corrected since."""
     CLOCK_SKEW = "clock_skew"
     NOISY_NODE = "noisy_node"
     STORM = "storm"
@@ -86,7 +86,7 @@ class Remedy(enum.StrEnum):
 
 
 class AlertState(enum.StrEnum):
-    """The state of an alert, in Alertmanager's two words."""
+    """The state of an alert, as Alertmanager names it."""
 
     FIRING = "firing"
     RESOLVED = "resolved"
@@ -95,8 +95,9 @@ class AlertState(enum.StrEnum):
 class NotificationReason(enum.StrEnum):
     """Why a notification is sent now (Alertmanager notify/dedup_stage.go).
 
-    Two are specific to muster. ACKNOWLEDGED: an alert was notified and still fires, but is now
-    silenced. CHANGED: a firing alert now has another cause, more devices, or names the first pods.
+    Two are specific to muster. ACKNOWLEDGED: an alert caused a notification and still fires, but is
+    now silenced. CHANGED: a firing alert now has another cause, more devices, or names the first
+    pods.
     """
 
     FIRST = "first"
@@ -117,7 +118,7 @@ class Act(enum.StrEnum):
 
 
 class ActOutcome(enum.StrEnum):
-    """The outcome of an act. After FAILED, the act may be done: NATS did not confirm it."""
+    """The outcome of an act. FAILED: NATS did not confirm it, but it may have succeeded."""
 
     DONE = "done"
     REFUSED = "refused"
@@ -156,8 +157,8 @@ class LabelsRefused(LabelEvent, frozen=True, kw_only=True):
 class VerdictChanged(facts.Event, frozen=True, kw_only=True):
     """Health's verdict on a plugin changed; `rule` is the rule that applied.
 
-    `flapping` means that the plugin fails repeatedly, whatever the verdict is. `watched` is
-    the resource or driver if muster does not run the plugin but only watches it. `leader` is the
+    `flapping` means that the plugin fails repeatedly, regardless of the verdict. `watched` is the
+    resource or driver if muster does not run the plugin but only watches it. `leader` is the
     fencing token of the health service that published the verdict: a token lower than an earlier
     one belongs to a former leader.
     """
@@ -194,8 +195,8 @@ class AlertChanged(facts.Event, frozen=True, kw_only=True):
     The subject of a firing alert may change, for example from a plugin that is down to a node that
     is down: the newest event with the fingerprint is valid. `change` counts from 0 while the alert
     fires. `devices` and `pods` have the first of `devices_total` and `pods_total`. `advice` is the
-    first step to take. `flapping` means that the plugin fails repeatedly, whatever its present
-    problem is. `watched` is as in VerdictChanged.
+    first step to take. `flapping` means that the plugin fails repeatedly, regardless of its present
+    problem. `watched` is as in VerdictChanged.
     """
 
     TYPE = "alert.changed"
@@ -232,7 +233,7 @@ class AlertChanged(facts.Event, frozen=True, kw_only=True):
 class WatchdogTicked(facts.Event, frozen=True, kw_only=True):
     """The leading health service is working. If these events stop, failures go undetected.
 
-    `leader` is its fencing token, `holder` its name; the next is due in `interval_s`.
+    `leader` is its fencing token, `holder` its name; the next event is due in `interval_s`.
     """
 
     TYPE = "watchdog.ticked"
@@ -308,9 +309,9 @@ class NotificationFailed(NotificationEvent, frozen=True, kw_only=True):
 class OperatorActed(facts.Event, frozen=True, kw_only=True):
     """A person acted in the console, or tried to: an entry of the audit log.
 
-    `actor` is who; `identity` is how that is known: `local`, `header` or `oidc`. `target` is the id
-    of the silence or the dead letter, `about` what it concerns: matchers, or a receiver. `reason`
-    is the comment, or why the act failed.
+    `actor` is the person; `identity` is how that person was identified: `local`, `header` or
+    `oidc`. `target` is the id of the silence or the dead letter, `about` what it concerns:
+    matchers, or a receiver. `reason` is the comment, or why the act failed.
     """
 
     TYPE = "operator.acted"

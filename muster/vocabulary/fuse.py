@@ -10,14 +10,14 @@ from muster.vocabulary import facts
 
 
 class FuseCondition(enum.StrEnum):
-    """What is wrong with a mount."""
+    """A problem with a mount."""
 
     HUNG = "hung"
     """Its program does not answer requests, so every process that uses the mount blocks."""
     DEAD = "dead"
     """Its program has exited but its pod still runs: every use of the mount fails."""
     LINGERING = "lingering"
-    """Its pod is being deleted, and does not end."""
+    """Its pod is being deleted, but does not end."""
 
 
 class FuseMount(facts.Struct, frozen=True, kw_only=True):

@@ -357,7 +357,7 @@ class ResourceBeat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """A heartbeat: the status that only the plugin knows; also the answer to a probe.
+    """A heartbeat: the status that a plugin reports of itself; also the answer to a probe.
 
     It is sent over core NATS as compact JSON, neither stored nor acknowledged: a missing heartbeat
     is the signal. Heartbeats are ordered by (`instance`, `seq`); `wall` is shown but never

@@ -37,11 +37,11 @@ class WatchedFinding(enum.StrEnum):
     NOT_SERVED = "not_served"
     """Connections to its socket are refused: its process has exited and was not restarted."""
     NO_ANSWER = "no_answer"
-    """Its socket accepts connections, but nothing answers in time."""
+    """Its socket accepts connections, but no process answers in time."""
     WRONG_ANSWER = "wrong_answer"
     """The process that answers on its socket does not speak the protocol."""
     NOT_REGISTERED = "not_registered"
-    """It answers, but the kubelet lists none of its devices, as if not connected to it."""
+    """It answers, but the kubelet lists none of its devices and is probably not connected."""
     FEWER_DEVICES = "fewer_devices"
     """The kubelet lists fewer of its devices than are expected."""
     TWO_SERVERS = "two_servers"
@@ -57,7 +57,7 @@ class Watched(facts.Struct, frozen=True, kw_only=True):
 
     `name` is the resource (`nvidia.com/gpu`) or the driver (`gpu.nvidia.com`); the file name of the
     socket if neither is known. `socket` is a path below the kubelet's directory. `text` describes
-    what is wrong; it is empty if nothing is. `expected` is configured or learned, `listed` counts
+    the problem; it is empty if there is none. `expected` is configured or learned, `listed` counts
     the devices that the kubelet offers to pods, and `allocated` those allocated to pods; None means
     unknown. `process` and `pod` (its uid) are known only where the agent sees the node's processes.
     `pods` are the first pods (`namespace/name`) that use its devices.

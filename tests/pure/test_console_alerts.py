@@ -232,7 +232,7 @@ def test_after_a_silence_has_expired_the_page_names_those_that_still_hold() -> N
 @pytest.mark.parametrize(
     ("matchers", "comment", "problem"),
     [
-        (["node=a"], "", "comment: say why, for others and for later"),
+        (["node=a"], "", "comment: required; say why the alerts are silenced"),
         (["node=a"], "x" * 2_001, "comment: at most 2,000 characters; this one has 2,001"),
         (['node=~"("'], "c", "node=~'(': not a regular expression, near '(': missing )"),
     ],

@@ -309,7 +309,7 @@ ROWS: Final = [
     (
         Check.CONSUMERS,
         {"consumers": [durable("MUSTER_OUTBOX")]},
-        (Level.FAIL, "nobody consumes MUSTER_ALERTS: no notifier runs", NOTIFIER_LOGS),
+        (Level.FAIL, "MUSTER_ALERTS has no consumer: no notifier runs", NOTIFIER_LOGS),
     ),
     (
         Check.CONSUMERS,

@@ -129,7 +129,7 @@ def test_in_a_cluster_everything_is_looked_at(tmp_path: Path) -> None:
                     ),
                 ),
                 "streams": ("OK", findings["streams"][1]),
-                "consumers": ("FAIL", "nobody consumes MUSTER_ALERTS: no notifier runs"),
+                "consumers": ("FAIL", "MUSTER_ALERTS has no consumer: no notifier runs"),
                 "dead letters": ("OK", "none"),
                 "leaders": (
                     "OK",

@@ -1,14 +1,14 @@
 """Pure: simulates the kubelet's device manager, including its surprising behaviour.
 
 It has separate maps, as in the kubelet: the clients of each resource name (its registrations), the
-endpoint that is called, and the advertised lists. So a list is used whatever stream it arrived on,
-even if another plugin is called for its devices.
+endpoint that is called, and the advertised lists. So a list is used no matter which stream it
+arrived on, even if another plugin is called for its devices.
 
 Up to 1.36 a name has one client, the newest, and the end of any stream disconnects that client
 (k/k#121994). Since 1.37 a name has a client for each socket (`per_socket`, k/k#135437): the end of
 a stream disconnects its own client, and one of the others is called from then on, with the list
 unchanged. A socket that registers while it is connected is refused and forgotten, so that the end
-of its stream goes unnoticed.
+of its stream is not noticed.
 
 There is no NUMA alignment: the kubelet's default topology policy is `none`.
 Source: pkg/kubelet/cm/devicemanager/manager.go and plugin/v1beta1/{server,handler,client}.go.
@@ -120,7 +120,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AlreadyConnected(Exception):
-    """The registered socket already has an open stream."""
+    """The registered socket already has a connection."""
 
 
 class AllocationError(Exception):
@@ -163,7 +163,7 @@ class DeviceManager:
     # Registrations and streams
 
     def connecting(self, resource: str, socket: str) -> Client:
-        """Make the registration a client of its resource, before its socket is dialled."""
+        """Record a registration as a client before its socket is dialled; return the client."""
         self._registrations += 1
         client = Client(resource=resource, socket=socket, number=self._registrations)
         others = self._clients.get(resource, ()) if self.per_socket else ()
@@ -171,7 +171,7 @@ class DeviceManager:
         return client
 
     def forget(self, client: Client) -> Client | None:
-        """Remove and return the client that the kubelet confuses with this failed or closed one."""
+        """Remove the client that the kubelet takes for this failed or closed one; return it."""
         known = self._clients.pop(client.resource, ())
         kept = tuple(c for c in known if c.socket != client.socket) if self.per_socket else ()
         if kept:
@@ -244,11 +244,11 @@ class DeviceManager:
         return Status(capacity=capacity, allocatable=allocatable, removed=removed)
 
     def capacity(self) -> dict[str, int]:
-        """Devices by resource, including unhealthy devices; 0 for a removed resource."""
+        """Return the number of devices by resource, healthy or not; 0 for a removed resource."""
         return dict.fromkeys(self._gone, 0) | {n: _capacity(of) for n, of in self._lists.items()}
 
     def allocatable(self) -> dict[str, int]:
-        """Healthy devices by resource, allocated or not; 0 for a removed resource."""
+        """Return the number of Healthy devices by resource, allocated or not; 0 if removed."""
         return dict.fromkeys(self._gone, 0) | {n: len(of.healthy) for n, of in self._lists.items()}
 
     def lists(self) -> Mapping[str, Lists]:
@@ -256,15 +256,15 @@ class DeviceManager:
         return self._lists
 
     def endpoint(self, resource: str) -> Endpoint | None:
-        """Return the endpoint of a resource, stopped or not."""
+        """Return the endpoint of a resource, stopped or not; None if it has none."""
         return self._endpoints.get(resource)
 
     def client(self, resource: str) -> Client | None:
-        """Return the newest registration of the name, unless its connection was closed."""
+        """Return the newest client of a resource; None if it has none."""
         return next(reversed(self._clients.get(resource, ())), None)
 
     def knows(self, resource: str) -> bool:
-        """Return whether the device manager knows this name as a plugin's resource."""
+        """Return whether a resource of this name is listed, or its devices are allocated."""
         held = any(grant.resource == resource for grant in self._grants.values())
         return held or resource in self._lists
 
@@ -387,7 +387,7 @@ class DeviceManager:
 
 
 def preference_error(reason: str) -> AllocationError:
-    """Return the error of a failed GetPreferredAllocation, which fails the pod too."""
+    """Return the error of a failed GetPreferredAllocation, which also makes the pod fail."""
     return AllocationError(f"device plugin GetPreferredAllocation rpc failed with err: {reason}")
 
 

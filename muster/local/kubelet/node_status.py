@@ -46,7 +46,7 @@ class Log(Protocol):
 
 
 class Api:
-    """One API server; `url` without a trailing slash. Close it when done."""
+    """A client of one API server; the caller must close it."""
 
     def __init__(self, url: str) -> None:
         self._url = url.rstrip("/")
@@ -96,7 +96,7 @@ class Api:
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
-    """A machine's resources other than devices, in the API's notation, and its kubelet."""
+    """A machine's resources other than devices, in the API's notation, and its kubelet version."""
 
     cpu: str
     memory: str
@@ -124,7 +124,7 @@ def node_object(name: str, usage: Usage) -> Json:
 def node_status(
     status: device_manager.Status, usage: Usage, *, started: str, now: str, zero: frozenset[str]
 ) -> Json:
-    """Return a node status update; resources in `zero` are shown as 0."""
+    """Return a node status update; resources in `zero` are 0 unless `status` counts them."""
     base = {"cpu": usage.cpu, "memory": usage.memory, "pods": "110"}
     none = dict.fromkeys(zero, "0")
     return {

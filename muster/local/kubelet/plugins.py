@@ -67,8 +67,8 @@ class Plugins:
     async def connect(self, resource: str, path: str) -> None:
         """Dial the plugin, read its options, and follow its list.
 
-        Raises NotConnected. After a failure, the client of the name is forgotten, as in the
-        kubelet, but the streams of that name continue.
+        Raises NotConnected. After a failure, the client of the resource is forgotten, as in the
+        kubelet, but the streams of the resource continue.
         """
         client = self._manager.connecting(resource, path)
         channel = grpc.aio.insecure_channel(
@@ -94,7 +94,7 @@ class Plugins:
         stream.add_done_callback(lambda _: self._streams.pop(client.number, None))
 
     async def drop(self, resource: str) -> bool:
-        """Close the connection of the name's newest registration; False if there is none."""
+        """Close the connection of a resource's newest client; return False if there is none."""
         client = self._manager.client(resource)
         if client is None:
             return False
@@ -264,7 +264,7 @@ class _Refused(Exception):
 
 
 class Watcher:
-    """Registers the sockets in the directory, and deregisters those that leave it.
+    """Registers the sockets in the directory, and deregisters those that are removed.
 
     `connect(resource, socket)` and `drop(resource)` are functions of the kubelet.
     """

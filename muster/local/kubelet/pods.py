@@ -19,7 +19,7 @@ _PODS = "/api/v1/pods"
 
 
 class Role(enum.StrEnum):
-    """What happens to a container's devices after their allocation."""
+    """The role of a container, which determines what happens to its devices."""
 
     INIT = "init"  # an init container, which ends and leaves its devices to the next container
     SIDECAR = "sidecar"  # a restartable init container, which keeps its devices

@@ -6,7 +6,8 @@ Sources: kubernetes v1.36.2 and v1.37.2; each function names its file.
 import re
 
 VERSIONS = ("1.34", "1.37")
-"""The kubelet versions that the stand-in can simulate; versions in between behave like the older.
+"""The kubelet versions that the stand-in can simulate; versions in between behave like the older
+one.
 """
 VERSION = "v1beta1"
 PLUGIN_TYPE = "DevicePlugin"
@@ -75,7 +76,7 @@ def is_extended_resource(name: str) -> bool:
 
 
 def quantity(count: int) -> str:
-    """Write a count like the API: 5000 is `5k`, 1500 stays `1500`.
+    """Return a count as the API writes it: 5000 is `5k`, 1500 stays `1500`.
 
     Source: apimachinery/pkg/api/resource/quantity.go, CanonicalizeBytes for DecimalSI.
     """

@@ -1,7 +1,7 @@
 """Adapter: gRPC and the Kubernetes API: runs a kubelet without containers.
 
-`device_manager` decides. This module runs the kubelet (a restart ends one run and starts the next)
-and stores its pods. `python -m muster.local.kubelet` runs it as a process.
+`device_manager` makes the decisions. This module runs the kubelet (a restart ends one run and
+starts the next) and stores its pods. `python -m muster.local.kubelet` runs it as a process.
 """
 
 import asyncio
@@ -46,7 +46,7 @@ class Resource(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class State(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole kubelet; `restarts` counts since the process started."""
+    """The state of the kubelet; `restarts` counts since the process started."""
 
     node: str
     uptime_s: float
@@ -186,7 +186,7 @@ class Kubelet:
         return await self._admit(pods.local_pod(namespace, name, resources))
 
     def release(self, *, name: str, namespace: str = "default") -> bool:
-        """Free the devices of a pod; return False if there is no such pod."""
+        """Free the devices of a pod; return False if the pod does not exist."""
         uids = [u for u, p in self._pods.items() if (p.namespace, p.name) == (namespace, name)]
         for uid in uids:
             self._release(uid)

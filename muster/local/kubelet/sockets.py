@@ -30,7 +30,7 @@ _PATH_BYTES_MAX = 107
 def prepare(directory: pathlib.Path, *, own_socket: str) -> None:
     """Create the directory.
 
-    Raises UsageError if `own_socket` cannot be served in it. A live server there is another
+    Raises UsageError if `own_socket` cannot be served in it. A server that answers there is another
     kubelet. The real kubelet would replace its socket without a check; a stand-in that was started
     with the wrong directory must not do so.
     """
@@ -113,7 +113,7 @@ _TOO_OFTEN = grpc.StatusCode.RESOURCE_EXHAUSTED, "rejected by rate limit"
 
 
 class PodResources:
-    """Answers from the state of one kubelet run; `pods` are by uid."""
+    """Serves the podresources API from the state of one kubelet run; `pods` has uids as keys."""
 
     def __init__(self, manager: device_manager.DeviceManager, pods: Mapping[str, pods.Pod]) -> None:
         self._manager = manager

@@ -158,7 +158,7 @@ class Store:
         return self._commit(place, old, new, dry_run=write.dry_run), False
 
     def delete(self, place: resources.Place, options: trees.Json, *, dry_run: bool) -> trees.Tree:
-        """Remove an object at once; 409 if the preconditions in the options do not hold."""
+        """Remove an object immediately; 409 if the preconditions in the options do not hold."""
         old = self._existing(place)
         if isinstance(options, dict):
             for field, wanted in trees.object_at(options, "preconditions").items():
@@ -171,7 +171,7 @@ class Store:
         return self._commit(place, old, None, dry_run=dry_run)
 
     def delete_all(self, selection: Selection, *, dry_run: bool) -> trees.Tree:
-        """Remove everything selected, and return it as a list."""
+        """Remove all selected objects, and return them as a list."""
         page = self.page(selection)
         bucket = self._buckets[selection.place.resource.bucket]
         for key in [key for key in sorted(bucket) if selection.accepts(bucket[key])]:

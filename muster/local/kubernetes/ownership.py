@@ -214,7 +214,9 @@ def _dotted(path: Path) -> str:
 
 
 def _pruned(merged: trees.Tree, *, before: Fields, managed: Fields) -> trees.Tree:
-    """Return `merged` without the fields that the writer owned `before` and has not `managed` now.
+    """Return `merged` without the fields that the writer owned `before` and that lost their owner.
+
+    `managed` contains the fields with an owner.
 
     As in structured-merge-diff, merge/update.go (prune, addBackOwnedItems, addBackDanglingItems):
     first the parents of the previously owned fields are emptied, then fields with an owner are put

@@ -1,9 +1,10 @@
 """Pure: binds pods to nodes that have free devices, as kube-scheduler does.
 
 Only devices, `nodeSelector`, cordoned nodes and taints count; CPU, memory, affinity and preemption
-do not. Of the nodes that fit, a pod gets the node with the most free devices that it requests. A
-pod that fits nowhere stays pending, with the texts of kube-scheduler (pkg/scheduler/framework,
-FitError; plugins/noderesources/fit.go, nodeunschedulable, nodeaffinity, tainttoleration).
+do not. Of the nodes that fit, a pod gets the node with the most free devices of the requested
+resources. A pod that fits nowhere stays pending, with the texts of kube-scheduler
+(pkg/scheduler/framework, FitError; plugins/noderesources/fit.go, nodeunschedulable, nodeaffinity,
+tainttoleration).
 """
 
 import contextlib
@@ -20,7 +21,7 @@ _KEEPING_OUT = ("NoSchedule", "NoExecute")
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A node as a pod sees it; `free` are its allocatable devices that no pod has."""
+    """A node, and how many of its allocatable devices are `free`, by resource."""
 
     name: str
     free: Mapping[str, int]

@@ -1,10 +1,10 @@
 """Adapter: HTTP: a stand-in for the Kubernetes API that its real clients and kubectl can use.
 
-`objects`, `writes`, `resources` and `scheduling` decide. Responses are JSON: objects, or for
-kubectl the `tables` of pods, nodes and events (not in a watch). Request bodies are JSON or YAML:
-`kubectl create -f` works, `kubectl create namespace` sends protobuf and is refused. There is no
-TLS. A user with a token can be denied rights (`requests`), and paths with a prefix can be refused,
-as by an overloaded server. `fieldValidation` is ignored.
+`objects`, `writes`, `resources` and `scheduling` make the decisions. Responses are JSON: objects,
+or for kubectl the `tables` of pods, nodes and events (not in a watch). Request bodies are JSON or
+YAML: `kubectl create -f` works, `kubectl create namespace` sends protobuf and is refused. There is
+no TLS. A user with a token can be denied rights (`requests`), and paths with a prefix can be
+refused, as by an overloaded server. `fieldValidation` is ignored.
 
 Watches are long-running responses with each change, bookmarks, and `410 Expired`. A watch has a
 version, not a queue: it reads the store's log from that version on. A client whose watch falls
@@ -197,7 +197,7 @@ class KubernetesApi:
     """The API as an asynchronous context manager: `async with KubernetesApi() as api: api.url`.
 
     A watch with bookmarks gets one every `bookmark_period_s`; `audit_log` is a file; `namespaces`
-    are created besides those that every cluster has. With `schedules`, pods get nodes.
+    are created besides those that every cluster has. With `schedules`, pods are bound to nodes.
     """
 
     def __init__(
