@@ -79,7 +79,7 @@ def main() -> int:
     """Run the benchmarks and write the page; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m bench")
     parser.add_argument(
-        "--only", default=",".join(_RUNS), help="run these, keep the rest as they are"
+        "--only", default=",".join(_RUNS), help="run these, keep the sections of all others"
     )
     chosen = parser.parse_args().only.split(",")
     unknown = sorted(set(chosen) - _RUNS.keys() - {""})
@@ -111,7 +111,7 @@ def _missing(name: str) -> str:
 
 
 def _sections(page: str) -> dict[str, str]:
-    """Return the text of each section by its subject."""
+    """Return the text of each section of the page, by its subject."""
     parts = (part.partition("\n\n") for part in page.split("\n## ")[1:])
     return {subject: text.rstrip("\n") for subject, _, text in parts}
 
@@ -119,7 +119,7 @@ def _sections(page: str) -> dict[str, str]:
 def _page(
     results: dict[str, Any], drawn: dict[str, list[tuple[str, str]]], before: dict[str, str]
 ) -> Iterator[str]:
-    """Yield the page: sections for the results, and the sections `before` for all others."""
+    """Yield the page: new sections for `results`, and the previous ones, `before`, for others."""
     yield _HEAD
     for name, subject in _SUBJECTS.items():
         if name not in results and subject in before:

@@ -113,7 +113,7 @@ class _Link(asyncio.Protocol):
 
 
 class Attacker:
-    """A node, its token, and its counters."""
+    """Attacks with the token of one node, and counts what it sends and what is refused."""
 
     def __init__(self, url: str, node: str, attack: attacks.Attack, *, token: str) -> None:
         parts = [urlsplit(address) for address in url.split(",")]
@@ -197,7 +197,7 @@ class Attacker:
             await asyncio.sleep(0)
 
     async def _storm(self, number: int, plugin: str) -> None:
-        """Send few, tiny heartbeats under one of the names, which is silent every other turn."""
+        """Send heartbeats of one plugin name at a low rate, and none in every other turn."""
         while True:
             with contextlib.suppress(OSError, TimeoutError):
                 async with self._link(0, f"{plugin} {self._node}") as link:
@@ -218,7 +218,7 @@ class Attacker:
             await asyncio.sleep(attacks.STORM_BEAT_S)
 
     async def _reconnect(self, number: int, plugin: str) -> None:
-        """Connect, behave like the plugin, and disconnect, again and again."""
+        """Connect, send one heartbeat, and disconnect, repeatedly."""
         seq = 0
         while True:
             seq += 1
@@ -233,7 +233,7 @@ class Attacker:
 
     @contextlib.asynccontextmanager
     async def _link(self, number: int, name: str) -> AsyncIterator[_Link]:
-        """Connect. Raises OSError and TimeoutError."""
+        """Connect; disconnect when the block ends. Raises OSError and TimeoutError."""
         link = _Link(self, name, self._subscription())
         host, port = self._servers[number % len(self._servers)]
         try:
@@ -267,7 +267,7 @@ async def _attack(chosen: argparse.Namespace) -> None:
 
 
 def main() -> int:
-    """Attack, by the command line."""
+    """Run the attack given by the command line; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m bench.attacker")
     parser.add_argument("--url", required=True)
     parser.add_argument("--tokens", type=Path, required=True)

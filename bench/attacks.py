@@ -1,7 +1,8 @@
 """Pure: builds the messages of each attack of `bench.hostile` by one compromised node.
 
-All messages were once within a node's rights: its own subjects, with its own token. A message is
-built once, and then only its placeholders are replaced, so that the attacker needs little CPU.
+A node may, or once might, send all these messages: they have its own subjects and its own token. A
+message is built once, and then only its placeholders are replaced, so that the attacker needs
+little CPU.
 """
 
 import enum
@@ -16,7 +17,7 @@ from muster.nats.auth import permissions
 
 PLUGIN: Final = "device-plugin"
 NAMES: Final = 150_000
-"""The number of plugin names that it invents."""
+"""The number of plugin names that the attack `names` invents."""
 STORM_NAMES: Final = 15
 LISTED: Final = permissions.PLUGIN_NAMES_MAX
 STORM_BEAT_S: Final = 0.5
@@ -217,6 +218,6 @@ def _event(event: vocabulary.Event) -> bytes:
 
 
 def _named(template: bytes, name: str, link: int, number: int) -> bytes:
-    """Return a message with another plugin name and id, of the same length as before."""
+    """Return a message with a new plugin name and event id of the same lengths."""
     event_id = f"{link}{number % 10**7:07d}-mark"
     return template.replace(_ID.encode(), event_id.encode()).replace(_MARK.encode(), name.encode())

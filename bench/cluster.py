@@ -4,22 +4,24 @@ make cluster && python -m bench.cluster [--quick] [--times 3] [--only crash,stop
 
 The cluster is the one that `make cluster` starts (`scripts/cluster`): a real kubelet, API server,
 scheduler and containerd; muster is the overlay `minimal` with a webhook on this machine. Settings
-as in `bench.detection`: alerts follow verdicts at once, and flaps are not damped. A target is 1.5
-times the time with the stand-ins (docs/health.md). `--times` is the number of injections of each
-fault; a missing reaction counts as missed, and the next fault is injected.
+as in `bench.detection`: alerts follow verdicts immediately, without damping of flaps. A target is
+1.5 times the time with the stand-ins (docs/health.md). `--times` is the number of injections of
+each fault; a missing reaction counts as missed, and the next fault is injected.
 
-| fault   | what is done                                   | what must follow             |
+| fault   | injection                                      | expected result              |
 |---------|------------------------------------------------|------------------------------|
 | crash   | the plugin's process is killed (1)             | PLUGIN_DOWN                  |
 | stop    | the plugin's process is suspended              | STUCK                        |
-| dead    | the kubelet is stopped                         | DEREGISTERED, and its name   |
+| dead    | the kubelet is stopped                         | DEREGISTERED, naming it      |
 | restart | the kubelet is restarted                       | no alert                     |
 | delete  | the plugin's pod is deleted                    | no alert                     |
 | rollout | the DaemonSet is rolled                        | no alert                     |
-| nats    | NATS is scaled to nothing (patience: 20 s)     | `health_silent`, without it  |
-| api     | the API server is killed for 10 s              | no alert; read again         |
+| nats    | NATS is scaled to 0 replicas (patience: 20 s)  | `health_silent` (2)          |
+| api     | the API server is killed for 10 s              | no alert; API is read again  |
 
-(1) Again where the kubelet restarts it within 2 s, as it does the first time; then after 5 s.
+(1) If the kubelet restarts it within 2 s, as it does the first time, it is killed again. The
+kubelet then waits 5 s before the restart.
+(2) The notifier sends it directly, because NATS is unusable.
 """
 
 import argparse
@@ -42,7 +44,7 @@ from tests.worlds.real_cluster import until
 
 _CALM: Final = {"patience_s": 0, "flap_falls": 100, "hold_s": 0.1, "hold_max_s": 0.1}
 _STAND_IN_S: Final = {"crash": (2.0, 2.8), "stop": (13.3, 15.7)}
-"""The median and maximum with stand-ins for kubelet and API, from docs/health.md."""
+"""Median and maximum in seconds with stand-ins for kubelet and API, from docs/health.md."""
 _SLOWER: Final = 1.5
 _RESOURCE: Final = "smarter-devices/fuse"
 _VERDICTS: Final = {"crash": "PLUGIN_DOWN", "stop": "STUCK", "dead": "DEREGISTERED"}
@@ -62,7 +64,7 @@ class Samples:
     message: dict[str, list[float]] = field(default_factory=dict)
     recovery: dict[str, list[float]] = field(default_factory=dict)
     without: dict[str, list[float]] = field(default_factory=dict)
-    """How long the node offered no device."""
+    """How many seconds the node offered no device after each fault."""
     false: dict[str, int] = field(default_factory=dict)
     missed: dict[str, int] = field(default_factory=dict)
     load: list[float] = field(default_factory=list)

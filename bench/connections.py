@@ -7,7 +7,7 @@ kubelet, devices or a process of its own.
     python -m bench.connections --url nats://... --connections 10000 --nodes 10000
 
 prints `listening` once all are connected. A line on stdin is a command: `kill 37` ends 37 plugins
-like a crash; `revive NAME` starts one again; `change` changes some node's GPUs.
+as a crash would; `revive NAME` starts one again; `change` changes some node's GPUs.
 
 With `--tokens FILE`, each node has its own connection over TLS (NATS_CA), with its own token, as in
 production. It then also publishes events: see `bench.reports`.
@@ -42,7 +42,7 @@ _BACK_S: Final = (0.1, 0.5)
 """The delays before a redial, as in `muster.nats.connection`."""
 _TURN_S: Final = 0.01
 _INBOX: Final = 1_000_000
-"""The subscription of the inbox; the others are numbered from 1."""
+"""The id of the inbox's subscription; the other subscriptions are numbered from 1."""
 
 
 def name_of(number: int) -> str:
@@ -72,7 +72,7 @@ async def dial(
 
 
 class _Node:
-    """One plugin, and the state of its messages."""
+    """One simulated plugin: its connection, and the state of its heartbeats."""
 
     def __init__(self, number: int, interval_s: float) -> None:
         self.name = name_of(number)
@@ -92,7 +92,7 @@ class _Node:
         self.instance = f"{random.getrandbits(64):016x}"
 
     def send(self, words: bytes) -> bool:
-        """Send if the plugin is connected; return whether it is."""
+        """Send a message if the plugin is connected; return whether it is."""
         if self.is_killed or self.link is None or not self.link.is_open:
             return False
         self.link.send(words)
@@ -137,7 +137,7 @@ class _Node:
 
 
 class _Link(asyncio.Protocol):
-    """One connection, and the nodes behind it."""
+    """One connection, shared by some of the simulated nodes."""
 
     def __init__(self, fleet: "Fleet", name: str, nodes: list[_Node], *, server: int) -> None:
         self.nodes = nodes
@@ -213,7 +213,7 @@ class _Link(asyncio.Protocol):
             self._transport.write(words)
 
     def abort(self) -> None:
-        """Close like the kernel for a killed process."""
+        """Close the connection as the kernel does for a killed process."""
         if self._transport is not None:
             self._transport.abort()
 
@@ -259,7 +259,7 @@ class Fleet:
         self._changed.set()
 
     def closed(self, link: _Link, *, was_open: bool) -> None:
-        """Count one connection less; redial if it still has a living plugin."""
+        """Count one connection less; redial unless all its plugins were killed."""
         self._open -= was_open
         self._changed.set()
         if not all(node.is_killed for node in link.nodes):
@@ -349,7 +349,7 @@ class Fleet:
                 self._later(self._dial(link, 0.0))
 
     def _change(self) -> None:
-        """Change some node's GPUs, each node's at most once."""
+        """Change the GPUs of a random node that was neither killed nor changed before."""
         left = [node for _, node in self._nodes if not (node.was_killed or node.was_changed)]
         (node,) = random.sample(left, 1)
         node.was_changed = True

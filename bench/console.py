@@ -1,6 +1,6 @@
-"""Adapter: processes and Chromium: what the console costs with 10,000 nodes, and how fast it is.
+"""Adapter: processes and Chromium: measures the console's cost and speed with 10,000 nodes.
 
-The console is a process of its own and NATS a real server; health is simulated here. Chromium is
+The console is a separate process, and NATS is a real server; health is simulated here. Chromium is
 Debian's package; without it or Playwright only the console itself is measured.
 """
 
@@ -75,7 +75,7 @@ async def _shown(client: aiohttp.ClientSession, address: str) -> int:
 
 
 async def _size(address: str) -> report.Row:
-    """Measure what a browser loads for the page of the fleet."""
+    """Measure how many bytes a browser loads for the page of the fleet."""
     paths = ("/", "/api/fleet", *(f"/static/{name}" for name in _FILES))
     total = 0
     headers = {"accept-encoding": "gzip"}
@@ -130,7 +130,7 @@ async def _time_of(page: "Page", name: str) -> float:
 
 
 async def _updates(page: "Page", health: console_fleet.Health, *, times: int) -> list[float]:
-    """Change the first nodes again and again; return how long the page needed for each update."""
+    """Change the first nodes repeatedly; return how long the page needed for each update."""
     read = "performance.getEntriesByName('fleet-update').map(e => [e.duration, e.detail])"
     for number in range(times):
         verdict = "STUCK" if number % 2 == 0 else "HEALTHY"
@@ -143,7 +143,7 @@ async def _updates(page: "Page", health: console_fleet.Health, *, times: int) ->
 
 
 def _change(health: console_fleet.Health, verdict: str) -> None:
-    """Give the first nodes in order of name another verdict."""
+    """Change the verdict on the first nodes, in the order of their names."""
     health.plugins.sort(key=lambda plugin: str(plugin["node"]))
     changed = [plugin | {"verdict": verdict, "alerts": []} for plugin in health.plugins[:_CHANGED]]
     health.plugins[:_CHANGED] = changed
@@ -177,7 +177,7 @@ async def _cost(
 
 
 async def _read(client: aiohttp.ClientSession, address: str) -> None:
-    """Be an open page: read the changes, and the list of problems after each of them."""
+    """Simulate an open page: read the changes, and the list of problems after each change."""
     async with client.get(f"{address}/api/changes") as answer:
         async for line in answer.content:
             if line.startswith(b"event: fleet"):

@@ -2,9 +2,9 @@
 
 python -m bench.crashes [--of notifier|health] [--quick] [--json FILE]
 
-The notifier sends to the stand-ins of six services at once (`tests.worlds.receivers`), so each kill
-affects all of them. Health monitors plugins that follow a script (`tests.worlds.scripted_health`),
-so the expected alerts are known.
+The notifier sends to the stand-ins of six services at the same time (`tests.worlds.receivers`), so
+each kill affects all of them. Health monitors plugins that follow a script
+(`tests.worlds.scripted_health`), so the expected alerts are known.
 """
 
 import argparse
@@ -19,11 +19,14 @@ from bench import report
 from tests.worlds import killed_services, receivers, scripted_health
 
 _HEALTH_POINTS_S: Final = (0.0, 3.0)
-"""The times of kills after the start of the process, while it starts, restores, waits and leads."""
+"""The range of times from the start of the process to its kill.
+
+It covers a process that starts, restores its state, waits for the lead, and leads.
+"""
 
 
 async def measure(options: report.Options, *, of: str) -> list[report.Row]:
-    """Kill one of the services repeatedly."""
+    """Kill one of the services repeatedly; return the figures."""
     return await (_notifier(options) if of == "notifier" else _health(options))
 
 
@@ -96,7 +99,9 @@ def _rows(way: str, result: killed_services.Result) -> list[report.Row]:
 def main() -> int:
     """Run the benchmark."""
     more = argparse.ArgumentParser(add_help=False)
-    more.add_argument("--of", default="notifier", choices=["notifier", "health"], help="who dies")
+    more.add_argument(
+        "--of", default="notifier", choices=["notifier", "health"], help="the service to kill"
+    )
     of = more.parse_known_args()[0].of
     return report.main("crashes", lambda options: measure(options, of=of), more=more)
 

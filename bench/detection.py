@@ -2,11 +2,11 @@
 
 The faults and their environment are those of `tests/worlds`: real plugins, a real health service
 and a real nats-server; the kubelets and the Kubernetes API are stand-ins, and pods are simulated
-(`tests/worlds/fleet.py`). All periods are the defaults but these, so that the same plugin can fail
-again and again: a health checker is old after 30 s (300), an expected plugin is missing after 20 s
-(120), alerts follow verdicts at once (180 s where it may only pause), and flaps are not damped.
-Class l, where health itself fails, has a separate environment in which the watchdog ticks every
-second (10).
+(`tests/worlds/fleet.py`). Some periods are shorter than the defaults, so that the same plugin can
+fail repeatedly: a health checker is old after 30 s (300), an expected plugin is missing after 20 s
+(120), and alerts follow verdicts immediately (after 180 s if the plugin may only pause). Flaps are
+not damped. Class l, where health itself fails, has a separate environment in which the watchdog
+ticks every second (10).
 
 All classes are injected concurrently, each on as many nodes as are needed to finish within
 `--minutes`: with fewer minutes there are more concurrent plugins, which disturb each other. A fault
@@ -60,9 +60,9 @@ _TIMEOUT_S: Final = 120.0
 _QUIET_S: Final = 25.0
 _MINUTES: Final = 40.0
 _LATE: Final = 1.25
-"""No fault is injected after this much extra time; the table shows the number of injections."""
+"""The factor on `--minutes` after which no further fault is injected."""
 _SETTLED_S: Final = 30.0
-"""A kubelet may still be writing earlier changes to its node status (`detection.mismatch_s`)."""
+"""The wait until kubelets have written earlier changes to their node status."""
 _TOLD_S: Final = 60.0
 _CYCLE_S: Final = {
     "a": 25,
@@ -77,7 +77,7 @@ _CYCLE_S: Final = {
     "o": 100,
     "p": 60,
 }
-"""The approximate duration of an injection including recovery; otherwise half a minute."""
+"""The approximate seconds of an injection with its recovery, by class; 30 for other classes."""
 _BEAT_S: Final = 5.0
 _LOOK_S: Final = 0.02
 _CALM: Final = {
@@ -110,12 +110,12 @@ class _Results:
         self._left = dict.fromkeys(self.played, wanted)
 
     def take(self, name: str) -> bool:
-        """Return whether another injection is wanted, and count it."""
+        """Count an injection; return whether it is still wanted."""
         self._left[name] -= 1
         return self._left[name] >= 0 and time.monotonic() < self._until
 
     async def tell(self) -> None:
-        """Print the progress now and then."""
+        """Print the progress periodically."""
         while True:
             await asyncio.sleep(_TOLD_S)
             done = sum(len(played) for played in self.played.values())
@@ -283,7 +283,7 @@ async def _again(node: fleet.Node, fault: fault_classes.Fault, results: _Results
 async def _anew(
     world: fleet.Fleet, fault: fault_classes.Fault, results: _Results, crew: int
 ) -> None:
-    """Inject a fault on one new node after the other."""
+    """Inject a fault repeatedly, each time on a new node."""
     number = 0
     while results.take(fault.name):
         number += 1
@@ -315,7 +315,7 @@ def _rows(fault: fault_classes.Fault, played: Sequence[fault_classes.Outcome]) -
 
 
 def _delays_s(fault: fault_classes.Fault, played: Sequence[fault_classes.Outcome]) -> list[float]:
-    """Return the delay of each injection; one that was not published counts with the full wait."""
+    """Return the delay of each injection; the full wait for those without a publication."""
     if not fault.verdict and not fault.alert:
         return []
     delays = [injection.verdict_s if fault.verdict else injection.alert_s for injection in played]
@@ -323,7 +323,7 @@ def _delays_s(fault: fault_classes.Fault, played: Sequence[fault_classes.Outcome
 
 
 def _wrong(injection: fault_classes.Outcome) -> list[str]:
-    """Return unexpected and missing publications, and wrong evidence."""
+    """Return the problems of an injection: unexpected or missing publications, wrong evidence."""
     before = f"{injection.fault.name} {injection.fault.title}: "
     return [problem.removeprefix(before) for problem in injection.problems]
 
@@ -387,8 +387,10 @@ def main() -> int:
     """Run the benchmark from the command line."""
     more = argparse.ArgumentParser(add_help=False)
     more.add_argument("--only", default="", metavar="LETTERS", help="these classes, such as a,b,l")
-    more.add_argument("--times", type=int, default=100, help="injections a class, 100 by default")
-    of_minutes = f"to make them in, {_MINUTES:g} by default"
+    more.add_argument(
+        "--times", type=int, default=100, help="injections of each class, 100 by default"
+    )
+    of_minutes = f"minutes for all injections, {_MINUTES:g} by default"
     more.add_argument("--minutes", type=float, default=_MINUTES, help=of_minutes)
     chosen = more.parse_known_args()[0]
     return report.main(

@@ -72,7 +72,7 @@ class EmptyPlugin:
 
 
 async def serve(directory: str, resource: str, device: str) -> None:
-    """Serve and register, until the process is ended."""
+    """Serve and register; serve until the process ends."""
     server = grpc.aio.server()
     server.add_generic_rpc_handlers((rpc.device_plugin_handler(EmptyPlugin(device)),))
     server.add_insecure_port(f"unix:{directory}/device-plugins/{_SOCKET}")

@@ -98,7 +98,7 @@ async def _pass(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 
 async def serve(directory: str, resource: str, name: str, devices: str, notes: str) -> None:
-    """Serve and register, until the process is ended."""
+    """Serve and register; serve until the process ends."""
     sockets = Path(directory, "device-plugins")
     plugin = ForeignPlugin(int(devices), Path(notes))
     loop = asyncio.get_running_loop()

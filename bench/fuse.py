@@ -1,10 +1,10 @@
 """Adapter: the FUSE broker: measures mount latency, throughput and cost.
 
 Real: the broker's process with its mounter, the helper, the kernel, bindfs, a bus. Simulated: the
-kubelet that has volumes made, and pods, which are processes in namespaces and cgroups: see
-`bench.fuse_node`. It needs root, and runs in its own mount namespace.
+kubelet, which requests volumes, and pods, which are processes in namespaces and cgroups: see
+`bench.fuse_node`. The benchmark needs root, and runs in its own mount namespace.
 
-Compared operations alternate, so that other load on the machine affects both alike.
+Compared operations alternate, so that other load on the machine affects both equally.
 """
 
 import asyncio
@@ -24,10 +24,10 @@ from bench import fuse_node, programs, report
 from tests.worlds import fuse_pods, fuse_process, mount_namespace
 
 _SETTLE_S: Final = 6.0
-"""The time until the broker has checked its mounts once more."""
+"""The wait until the broker has checked its mounts again."""
 _PIECE_MIB: Final = 64
 _Copied = dict[str, tuple[list[float], list[float], list[float]]]
-"""Milliseconds per piece and operation: in the pod, in the reference, and in a second reference."""
+"""The milliseconds for each piece, by operation: in the pod, and in two reference containers."""
 _MOUNTS_PER_POD: Final = 3
 _MEMORY_MIB: Final = 45
 _RATIO_MAX: Final = 1.02
@@ -117,7 +117,7 @@ async def throughput(node: fuse_node.Node, root: Path, times: int, mib: int) -> 
 
 
 def _copy(samples: _Copied, containers: Sequence[fuse_node.Container], *, mib: int) -> None:
-    """Write and read a file of each container; add the milliseconds of each piece."""
+    """Write and read a file in each container; add the milliseconds of each piece to `samples`."""
     named = [(number, container, f"file-{number}") for number, container in enumerate(containers)]
     for step, taken in samples.items():
         for at_mib in range(0, mib, _PIECE_MIB):
@@ -181,7 +181,7 @@ def _beside(
     median_target: float | None = None,
     target: float | None = None,
 ) -> list[report.Row]:
-    """Return the time in a pod, and the time of Debian's program, which is the floor."""
+    """Return figures for a pod and for Debian's program, which is the floor of the former."""
     own = report.spread(
         f"{name} in a pod",
         ours,

@@ -26,7 +26,7 @@ from tests.worlds import fuse_helper, fuse_pods, fuse_process
 USER: Final = 1_000_000 + os.getpid()
 """The subtype of all mounts here, which distinguishes them from other mounts on this machine."""
 NEVER_MS: Final = 40_000.0
-"""The helper connects for 30 s and waits 10 s for an answer."""
+"""The time of a failed mount: the helper tries to connect for 30 s and to get a reply for 10 s."""
 REFERENCE: Final = Path("/usr/bin/fusermount3")
 BINDFS: Final = Path("/usr/bin/bindfs")
 _HELPER: Final = "/run/muster-fuse/fusermount3"
@@ -78,7 +78,7 @@ class Container:
 
     @contextlib.contextmanager
     def cycles(self) -> Iterator[Iterator[Cycle]]:
-        """Yield an iterator; each step mounts and unmounts once."""
+        """Yield an iterator; each of its steps mounts and unmounts once."""
         argv = (str(_CLIENT), self._fusermount, "cycle", _PLACE)
         with self._running(*argv) as process:
             yield _cycles(process)
@@ -95,7 +95,7 @@ class Container:
 
     @contextlib.contextmanager
     def bindfs(self) -> Iterator[str]:
-        """Serve the data; yield the mount's options."""
+        """Mount the data with bindfs until the block ends; yield the mount's options."""
         with self._running(
             str(BINDFS), "-f", "--no-allow-other", "-o", "big_writes", _DATA, _PLACE
         ):
@@ -112,11 +112,11 @@ class Container:
         return float(match[1])
 
     def drop(self, file: str) -> None:
-        """Drop the cached pages of a file of bindfs."""
+        """Drop the cached pages of a file in the mount of bindfs."""
         self.run("/bin/dd", f"if={_PLACE}/{file}", "iflag=nocache", "count=0")
 
     def remove(self, file: str) -> None:
-        """Remove a file of bindfs."""
+        """Remove a file in the mount of bindfs."""
         self.run("/bin/rm", f"{_PLACE}/{file}")
 
     def run(self, *argv: str) -> str:

@@ -3,8 +3,8 @@
 The plugins are `bench.connections`: real connections to a real nats-server, without plugin
 processes. nats-server, health, notifier and labeler are real processes; the Kubernetes API is the
 stand-in, and health does not use it. `idle`: one connection a node. `many`: a hundred nodes a
-connection. `curve`: both, and a thousand nodes. `storm`: nats-server is killed below all of them,
-and 37 plugins die during the outage. `--quick`: 1,000 nodes, `idle` only.
+connection. `curve`: both, and a thousand nodes. `storm`: nats-server is killed while all plugins
+are connected, and 37 plugins are killed during the outage. `--quick`: 1,000 nodes, `idle` only.
 
     python -m bench.health [--quick] [--only idle,many,storm] [--seconds 60] [--json FILE]
 """
@@ -35,7 +35,7 @@ _HEARTBEAT_S: Final = 5.0
 _SETTLE_S: Final = 2 * _HEARTBEAT_S
 _PUBLISHED_WITHIN_S: Final = 400.0
 _NODES_MAX: Final = 100_000
-"""Health's limit, for the largest fleet here; its default is lower."""
+"""The limit `bounds.nodes` of health for the largest fleet here; its default is lower."""
 _ALL: Final = "idle,many,storm"
 _SECONDS: Final = 60.0
 _KILLED: Final = 37
@@ -146,7 +146,7 @@ class _World:
         await self.server.stop()
 
     async def metrics(self) -> dict[str, float]:
-        """Return health's metrics by name with labels."""
+        """Return the values of health's metrics, by name with labels."""
         lines = re.findall(r"^(muster_\S+) (\S+)$", await self._get("/metrics"), re.MULTILINE)
         return {name: float(value) for name, value in lines}
 
@@ -156,7 +156,7 @@ class _World:
         return fleet
 
     async def until_published(self, nodes: int) -> None:
-        """Wait until health has published and stored a verdict on each."""
+        """Wait until health has published and stored a verdict on each of this many nodes."""
         async with asyncio.timeout(_PUBLISHED_WITHIN_S):
             while True:
                 metrics = await self.metrics()
@@ -226,7 +226,7 @@ async def _load(
 
 
 class _Subscriber:
-    """Collects published verdicts, alerts and labels, and calls about a disconnected health."""
+    """Collects published verdicts, alerts and labels, and counts health's calls about outages."""
 
     def __init__(self, url: str) -> None:
         self.bus = bus.Bus(url, producer="bench/health", name="bench", owner=True)
@@ -263,7 +263,7 @@ class _Subscriber:
 
 
 async def _storm(nodes: int) -> list[report.Row]:
-    """Kill NATS and, during the outage, some plugins; count which failures are detected."""
+    """Kill NATS and, during the outage, some plugins; measure how these failures are detected."""
     clock = asyncio.get_running_loop().time
     async with contextlib.AsyncExitStack() as stack:
         people = await stack.enter_async_context(webhook_sink.sink())
@@ -334,7 +334,7 @@ async def _storm(nodes: int) -> list[report.Row]:
 
 
 async def _until_quiet(world: _World, restarted: float) -> float:
-    """Return how long after the restart no suspicion was left."""
+    """Return the seconds from the restart until health has no suspicion left."""
     clock = asyncio.get_running_loop().time
     # before that, silence is not evaluated
     await asyncio.sleep(max(0.0, restarted + 5 + 3 * _HEARTBEAT_S - clock()))

@@ -61,7 +61,7 @@ class _Heard:
     stage: str = "before"
 
     async def receive(self, message: Any) -> None:
-        """Store one event."""
+        """Store the time of an event, or count it."""
         now = asyncio.get_running_loop().time()
         try:
             event = codec.decode(message.subject, message.data).data
@@ -90,7 +90,7 @@ class _Heard:
     async def until(
         self, times: dict[str, float], node: str, since: float, within_s: float
     ) -> float:
-        """Return the delay; `within_s` if no such event was published."""
+        """Wait for an event about a node; return its delay, or about `within_s` without one."""
         loop = asyncio.get_running_loop()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout_at(since + within_s), self.verdicts:
@@ -113,7 +113,7 @@ class _Trial:
         self._dead = {production.HOSTILE}
 
     async def run(self) -> list[report.Row]:
-        """Measure before, during and after."""
+        """Measure before, during and after the attack; return the figures."""
         async with contextlib.AsyncExitStack() as exits:
             self._admin = await exits.enter_async_context(_admin(self._world))
             for subject in ("muster.verdict.>", "muster.alert.>", "muster.label.>"):
@@ -301,7 +301,7 @@ def _cpu_s(world: production.World) -> dict[str, float]:
 
 @contextlib.asynccontextmanager
 async def _admin(world: production.World) -> AsyncIterator[bus_subjects.Client]:
-    """Connect as an administrator."""
+    """Connect as an administrator until the block ends."""
     compat.ignore_tls_eof()
     credentials = nkeys.read_creds((world.keys / "admin.creds").read_text())
     async with bus_subjects.client(

@@ -58,7 +58,7 @@ class Outcome:
     about_node: Counter[str]
     about_others: Counter[str]
     storms: list[str]
-    """The summaries of mass failures, each after the phase in which it began."""
+    """The summaries of mass failures, each preceded by the phase in which it began."""
     restarts_s: Mapping[str, float]
 
 

@@ -69,7 +69,7 @@ class _Cluster:
         await _at_once([self._create(path, pod(number)) for number in range(0, count, 10)])
 
     async def checked(self, count: int) -> list[report.Row]:
-        """Check all nodes and pods."""
+        """Measure `muster check` with all nodes and pods."""
         words = ("check", "all", "--output", "json")
         measured = await command(words, self._kubeconfig)
         how = f"muster check all, {count} nodes of {_size_kib():.1f} KiB, {count // 10} pods"
@@ -81,7 +81,7 @@ class _Cluster:
         ]
 
     async def labelled(self, count: int) -> list[report.Row]:
-        """Label all nodes, and measure the rate of writes."""
+        """Measure `muster label-gpus` with all nodes, and the rate of its writes."""
         self._audit_log.write_bytes(b"")
         words = ("label-gpus", "--apply", "--yes", "--rate", str(_RATE), "--timeout", "60s")
         measured = await command(words, self._kubeconfig)
@@ -108,7 +108,7 @@ class _Cluster:
         ]
 
     async def steady(self, count: int, *, seconds: float) -> list[report.Row]:
-        """Run the service on all nodes, and add nodes."""
+        """Measure the service with all nodes, and while nodes are added."""
         async with contextlib.AsyncExitStack() as open_:
             server = await open_.enter_async_context(nats.NatsServer(self._directory / "nats"))
             connected = await open_.enter_async_context(
@@ -214,7 +214,7 @@ class Measured:
 
 
 async def command(words: Sequence[str], kubeconfig: str) -> Measured:
-    """Run a command of muster on a cluster."""
+    """Run a command of muster on a cluster; return its cost."""
     clock = asyncio.get_running_loop().time
     began = clock()
     process = await asyncio.create_subprocess_exec(

@@ -101,7 +101,7 @@ async def _storm(directory: Path) -> list[report.Row]:
 
 
 async def _latency(directory: Path, *, alerts: int) -> tuple[list[float], list[float]]:
-    """Return each alert's delay from the bus to a receiver: alone, and beside a stuck receiver.
+    """Return the delays from the bus to a receiver: alone, and beside a stuck receiver.
 
     Both are measured in turns, so that other load on this machine affects both.
     """

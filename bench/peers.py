@@ -37,8 +37,7 @@ GENERIC: Final = "generic-device-plugin"
 GPU: Final = "nvidia.com/gpu"
 _SETTLE_S: Final = 6.0
 _REPAIR_S: Final = 2.2
-"""The pause between losses, because a second loss soon after the first is repaired later, on
-purpose.
+"""The pause between losses: the plugin deliberately repairs a second loss later if it follows soon.
 """
 _REAL_S: Final = 60.0
 _POLL_S: Final = 0.02
@@ -62,7 +61,7 @@ class Contender:
     changed: str
 
     def living(self) -> contextlib.AbstractAsyncContextManager[asyncio.subprocess.Process]:
-        """Run the plugin."""
+        """Run the plugin until the block ends."""
         return programs.running(self.command, self.environment, errors=asyncio.subprocess.DEVNULL)
 
     def rows(
@@ -75,14 +74,14 @@ class Contender:
         floor: float | None = None,
         never: float | None = None,
     ) -> list[report.Row]:
-        """Return median and maximum; a plugin's figures are listed beside those of its peers."""
+        """Return median and maximum; the plugin's name follows the figure, as for its peers."""
         return report.spread(
             f"{what}: {self.name}", samples, unit, how=how, floor=floor, never=never
         )
 
 
 async def starts(contenders: Sequence[Contender], times: int) -> list[report.Row]:
-    """Start the plugins in turn, `times` times."""
+    """Start the plugins in turn, `times` times; return how long each needs to register."""
     taken: dict[str, list[float]] = {contender.name: [] for contender in contenders}
     bare = []
     for _ in range(times):
@@ -202,7 +201,7 @@ async def losses(contender: Contender, times: int) -> list[report.Row]:
 
 
 async def before_real(contender: Contender, root: Path, times: int) -> list[report.Row]:
-    """Start it with the real kubelet, and restart the kubelet; wait for the devices each time."""
+    """Start a plugin with the real kubelet, then restart the kubelet; measure the waits."""
     restart = shlex.split(os.environ.get("MUSTER_KUBELET_RESTART", ""))
     began, again = [], []
     for _ in range(times):

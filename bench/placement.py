@@ -27,7 +27,7 @@ Joins = Callable[[int, int], gpu.Link]
 
 
 def rows(*, quick: bool) -> list[report.Row]:
-    """Measure medians; the target applies to the worst of all sizes and machines."""
+    """Return the median of the slowest size for each machine; the target applies to the worst."""
     times = 3 if quick else 9
     measured = []
     worst = 0.0

@@ -10,7 +10,7 @@ from matplotlib import pyplot as plt
 
 
 def draw(results: Mapping[str, Any], folder: Path) -> dict[str, list[tuple[str, str]]]:
-    """Draw the plots for the results; return (title, file) by benchmark."""
+    """Draw the plots for the results; return the titles and files of each benchmark's plots."""
     mpl.use("svg")
     mpl.rcParams["svg.hashsalt"] = "muster"
     drawn: dict[str, list[tuple[str, str]]] = {}

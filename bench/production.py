@@ -153,7 +153,7 @@ class World:
         return Program(process)
 
     def pids(self) -> dict[str, list[int]]:
-        """Return the processes of each service."""
+        """Return the process ids of each service and of nats-server."""
         return {
             **{name: [p.pid for p in held if p.is_running] for name, held in self.services.items()},
             "nats-server": [server.pid for server in self.servers],
@@ -228,7 +228,7 @@ class World:
 
 
 async def get(process: processes.Process, path: str) -> tuple[int, str]:
-    """Return a service's answer within a probe's timeout; status 0 means no answer."""
+    """Return status and body of a service's answer; status 0 means no answer in time."""
 
     def ask() -> tuple[int, str]:
         try:

@@ -21,13 +21,13 @@ from muster.nats import bus
 _END_S = 10.0
 _PRESENT = 1 << 63
 _FRAME = (1 << 55) - 1
-"""Masks for the entries of /proc/PID/pagemap."""
+"""The bits of an entry of /proc/PID/pagemap that contain the page frame number."""
 _USER_PAGES = (1 << 47) // mmap.PAGESIZE
 
 
 @contextlib.asynccontextmanager
 async def arena(producer: str, *packages: ModuleType) -> AsyncIterator[tuple[Path, str]]:
-    """Yield a directory and the URL of a bus; packages are compiled, as after an installation."""
+    """Yield a directory and a bus's URL; compile the packages first, as an installation does."""
     for package in packages:
         compileall.compile_dir(Path(package.__file__ or "").parent, quiet=2)
     root = Path(tempfile.mkdtemp(prefix="mu-"))

@@ -35,7 +35,7 @@ class Row:
 
     `target` is its maximum (None: no target); `how` says how it was measured. `floor` is the cost
     of doing nothing on this machine, in the same unit (None: not measured). `never` is the value
-    with which a reaction counts that never came (None: every reaction came, or there is no limit).
+    of a missing reaction (None: no reaction is missing, or there is no such value).
     """
 
     name: str
@@ -112,7 +112,7 @@ def spread(
     floor: float | None = None,
     never: float | None = None,
 ) -> list[Row]:
-    """Return the median, and the 99th percentile or the maximum, to which `target` applies."""
+    """Return the median, and the 99th percentile or the maximum; `target` is for the latter."""
     if not samples:
         return [Row(name=f"{name}: no sample", value=1, unit="", target=0, how=how)]
     if never is not None and max(samples) >= never:
@@ -163,7 +163,7 @@ def row(
 
 
 def text(bench: str, rows: Sequence[Row]) -> str:
-    """Return the figures for people."""
+    """Return the figures as a table for people."""
     lines = [("figure", "value", "x floor", "target", "", "how")]
     lines += [(*cells(row), row.how) for row in rows]
     widths = [max(len(line[column]) for line in lines) for column in range(5)]
@@ -186,12 +186,12 @@ def cells(row: Row) -> tuple[str, str, str, str, str]:
 
 
 def times(count: int) -> str:
-    """Return how often something was done, as text."""
+    """Return a number of repetitions as text: `once`, `3 times`."""
     return "once" if count == 1 else f"{count} times"
 
 
 def document(bench: str, result: Result) -> bytes:
-    """Return the figures for programs, as JSON."""
+    """Return the result as JSON, for programs."""
     return orjson.dumps(
         {
             "bench": bench,

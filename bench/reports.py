@@ -34,7 +34,7 @@ class Node(Protocol):
     is_killed: bool
 
     def send(self, words: bytes) -> bool:
-        """Send if the plugin is connected; return whether it is."""
+        """Send a message if the plugin is connected; return whether it is."""
         ...
 
 
@@ -49,7 +49,7 @@ class _Event:
 
 
 class Reports:
-    """The events of all plugins: the number on each subject, and the delay of each."""
+    """Publishes the events of all plugins, and records their number by subject and their delays."""
 
     def __init__(self, events_s: float) -> None:
         self.published: Counter[str] = Counter()
@@ -59,7 +59,7 @@ class Reports:
         self._sequence = itertools.count(1)
 
     async def publish(self, nodes: Sequence[Node]) -> None:
-        """Publish forever."""
+        """Publish an inventory for each node, then other events at the set rate, forever."""
         clock = asyncio.get_running_loop().time
         for node in nodes:
             self.change(node, "NVIDIA L4", 23_034)
@@ -77,7 +77,7 @@ class Reports:
             await asyncio.sleep(_TURN_S)
 
     def change(self, node: Node, product: str, memory_mib: int) -> None:
-        """Publish an inventory with other GPUs."""
+        """Publish a node's inventory with these GPUs."""
         self._put(node, _inventory(node.name, product, memory_mib))
 
     async def settle(self) -> None:
@@ -89,13 +89,13 @@ class Reports:
                     await asyncio.sleep(_TURN_S)
 
     def acknowledged(self, key: str) -> None:
-        """Record that an event is stored."""
+        """Record that the event with this key is stored."""
         event = self._waiting.pop(key, None)
         if event is not None:
             self.stored_s.append(asyncio.get_running_loop().time() - event.began_at)
 
     def _put(self, node: Node, event: vocabulary.Event) -> None:
-        """Publish an event, starting with the next turn."""
+        """Enqueue an event, which is published in the next turn and until it is acknowledged."""
         sequence = next(self._sequence)
         key = f"{node.instance}-{sequence}"
         payload = codec.encode(
@@ -130,7 +130,7 @@ def _inventory(node: str, product: str, memory_mib: int) -> vocabulary.Inventory
 
 
 def _allocation(node: str) -> vocabulary.AllocationObserved:
-    """Return an event without consequences for any service."""
+    """Return an event to which no service reacts."""
     return vocabulary.AllocationObserved(
         node=node, plugin=_PLUGIN, at=datetime.now(UTC), resource=_GPU, device_ids=("a",)
     )

@@ -125,7 +125,7 @@ class _World:
         ]
 
     async def _watched(self) -> list[report.Row]:
-        """Run health's watches in a separate process, and change nodes."""
+        """Measure health's watches in a separate process while nodes change."""
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "bench.scale", "--watch", self._kubeconfig),
             stdout=asyncio.subprocess.PIPE,
@@ -244,7 +244,7 @@ async def _watch(kubeconfig: str) -> None:
 
 
 def main() -> int:
-    """Measure; with `--watch`, run the watches that are measured."""
+    """Run the benchmark or, with `--watch`, the process whose watches it measures."""
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--watch", metavar="KUBECONFIG", help=argparse.SUPPRESS)
     chosen, _ = parser.parse_known_args()

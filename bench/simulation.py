@@ -23,7 +23,7 @@ _NODES = 1000
 async def measure(
     options: report.Options, *, nodes: int = _NODES, days: float = 1.0
 ) -> list[report.Row]:
-    """Simulate each model of interest."""
+    """Simulate each model; return the figures."""
     days = 0.1 if options.quick else days
     return [row for model in plugin_gaps.MODELS for row in _rows(model, nodes, days)]
 
@@ -60,8 +60,8 @@ def _most(counts: Counter[str]) -> str:
 def main() -> int:
     """Run the benchmark from the command line."""
     more = argparse.ArgumentParser(add_help=False)
-    more.add_argument("--nodes", type=int, default=_NODES, help="plugins that are well")
-    more.add_argument("--days", type=float, default=1.0, help="simulated days a model")
+    more.add_argument("--nodes", type=int, default=_NODES, help="healthy plugins")
+    more.add_argument("--days", type=float, default=1.0, help="simulated days for each model")
     chosen = more.parse_known_args()[0]
     return report.main(
         "simulation",

@@ -37,8 +37,7 @@ sys.modules.update(greenlet=None, colorama=None)
 from muster.cli import __main__
 sys.exit(__main__.main())
 """
-"""structlog loads these modules where tools of developers have installed them; the extra `cli` does
-not bring them."""
+"""The command `muster`; structlog must not find modules that only developer tools install."""
 _ESCAPE: Final = "\x1b"
 _KEYS: Final = (
     ("s", b"by name"),
@@ -60,7 +59,7 @@ _KEYS: Final = (
     (_ESCAPE, b"NODES WITH FEWER"),
     ("1", b"VERDICT"),
 )
-"""Each key, and what the screen has only once it is answered."""
+"""Each key, and a text that is on the screen only after the key was handled."""
 
 
 class Health:
@@ -95,7 +94,7 @@ class Health:
 
 
 class Terminal:
-    """A pseudo-terminal: what the program has written, and how long a key takes."""
+    """A pseudo-terminal, which reads the program's output and measures its reaction to keys."""
 
     def __init__(self) -> None:
         self.ours, self.theirs = pty.openpty()
@@ -111,7 +110,7 @@ class Terminal:
         self._changed.set()
 
     async def press(self, key: str, expected: bytes) -> float:
-        """Return the milliseconds until the text is written; a miss counts with the whole wait."""
+        """Press a key; return the milliseconds until the text is written, or the whole wait."""
         self._written.clear()
         started = time.perf_counter()
         os.write(self.ours, key.encode())
@@ -128,7 +127,7 @@ class Terminal:
 
 
 async def measure(options: report.Options) -> list[report.Row]:
-    """Measure the memory after a minute of changes, and every key."""
+    """Measure every key, then memory and processor time while nodes change."""
     _, floor = await programs.bare_interpreter()
     rounds = 3 if options.quick else 10
     taken: list[tuple[float, str]] = []

@@ -5,16 +5,16 @@ python -m bench.watch [--quick] [--times 20] [--seconds 60] [--processes] [--jso
 Six device plugins that are not muster's (`bench.foreign_plugin`) register with the stand-in for the
 kubelet, or with a real one where MUSTER_KUBELET_DIR and KUBECONFIG name it (docs/real-kubelet.md;
 its node keeps their resources, at 0). The agent, health and nats-server are real; alerts follow
-verdicts at once, and flaps are not damped. Each fault has its own plugin and is injected `--times`
-times, at any moment between two probes, while the others continue; two plugins never fail. As root,
-the agent runs in its own PID namespace, like a pod, except with `--processes`.
+verdicts immediately, and flaps are not damped. Each fault has its own plugin and is injected
+`--times` times, at any moment between two probes, while the others continue; two plugins have no
+faults. As root, the agent runs in its own PID namespace, like a pod, except with `--processes`.
 
-| fault           | what is done                              | what must follow              |
+| fault           | injection                                 | expected finding and verdict  |
 |-----------------|-------------------------------------------|-------------------------------|
-| killed          | SIGKILL, and nobody starts it again       | `not_served`, PLUGIN_DOWN     |
+| killed          | SIGKILL, without a restart                | `not_served`, PLUGIN_DOWN     |
 | stopped         | SIGSTOP                                   | `no_answer`, STUCK            |
 | socket removed  | its socket's file is removed              | `socket_removed`, DEREGISTERED|
-| kubelet lists 0 | it ends its streams, its server goes on   | `not_registered`, DEREGISTERED|
+| kubelet lists 0 | the plugin ends its streams, but serves   | `not_registered`, DEREGISTERED|
 """
 
 import argparse
@@ -111,7 +111,7 @@ class Samples:
 
 
 async def _costs(world: watched_node.World, seconds: float) -> list[report.Row]:
-    """Measure the costs of agent and plugins while nothing happens."""
+    """Measure the costs of agent and plugins without faults."""
     pid = world.agent
     before = {plugin.pid: programs.descriptors(plugin.pid) for plugin in world.plugins}
     cpu_s, began = programs.cpu_s(pid), time.monotonic()
@@ -145,7 +145,7 @@ async def _costs(world: watched_node.World, seconds: float) -> list[report.Row]:
 
 
 def _starts(began: float, ended: float) -> list[float]:
-    """Return the starts of all 60 s windows, a second apart; one start if the time is shorter."""
+    """Return the start of each 60 s window, one window a second; one if the time is shorter."""
     return [began + second for second in range(max(1, int(ended - began - 60) + 1))]
 
 

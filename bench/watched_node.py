@@ -55,7 +55,7 @@ class Plugin:
         return self._process.pid
 
     async def start(self) -> None:
-        """Start the plugin, which registers by itself."""
+        """Start the plugin, which registers with the kubelet."""
         self._process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "bench.foreign_plugin", str(self._kubelet), self.resource),
             *(self.socket.name, str(_DEVICES), str(self.notes)),
@@ -74,17 +74,17 @@ class Plugin:
         processes.send(self._process, number)
 
     def noted(self, what: str, began: float, ended: float) -> int:
-        """Return the number of its log lines of a kind between two monotonic times."""
+        """Return how many lines of a kind the plugin logged between two monotonic times."""
         lines = (line.split() for line in self.notes.read_text().splitlines())
         return sum(each == what and began <= float(at) < ended for at, each in lines)
 
 
 class Observer:
-    """Collects the publications about watched plugins: each change, and the current state."""
+    """Collects publications about watched plugins: all changes, and the plugins' names."""
 
     def __init__(self, url: str) -> None:
         self.changes: list[tuple[float, str, WatchedFinding | Verdict]] = []
-        """Time, plugin (for a verdict, its name on the bus), and finding or verdict."""
+        """Time, plugin (in a verdict, by its name on the bus), and finding or verdict."""
         self.listed: set[str] = set()
         """The plugins that the agent watches."""
         self._url = url

@@ -209,7 +209,7 @@ PANELS: Final = (
 
 
 def expressions() -> list[str]:
-    """Return every Prometheus query, including those of the filters."""
+    """Return every Prometheus query of the dashboard, including those of the filters."""
     return [
         *(_filtered(expression) for panel in PANELS for expression, _ in panel.series),
         *_FILTERS.values(),
@@ -226,7 +226,7 @@ _FILTERS: Final = {
     "node": 'label_values(muster_plugin_devices{cluster=~"$cluster"}, node)',
     "resource": 'label_values(muster_plugin_devices{cluster=~"$cluster",node=~"$node"}, resource)',
 }
-"""The queries for the filters' choices, by label."""
+"""The queries for the values of each filter, by label."""
 
 
 def _filtered(expression: str) -> str:

@@ -1,8 +1,8 @@
-"""Adapter: files: a hook of mkdocs: links of docs/ that lead outside it work in the site, too.
+"""Adapter: files: a hook of mkdocs: makes links from docs/ to files outside it work in the site.
 
 A file that a page links to is copied below `source/`; if it is Markdown, it is a page of the site.
-A link to a directory becomes plain text, because a site has no listing. A `<picture>` with an image
-for dark becomes two images, of which the site shows the one of the chosen scheme.
+A link to a directory becomes plain text, because a site has no listing. A `<picture>` with a
+second image for the dark scheme becomes two images, of which the site shows the one that fits.
 """
 
 import os
@@ -17,9 +17,9 @@ from mkdocs.structure.pages import Page
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 SOURCE: Final = "source"
-"""Where the site has the files of the repository that are not below docs/."""
+"""The directory of the site for files of the repository that are not below docs/."""
 PAGES: Final = ("CHANGELOG.md", "CONTRIBUTING.md", "services/README.md")
-"""Pages of the navigation that are not below docs/."""
+"""The files of the site's navigation that are not below docs/."""
 _LINK: Final = re.compile(r"(?<!!)\[(?P<text>(?:[^\]\[]|\[[^\]]*\])+)\]\((?P<target>[^)\s]+)\)")
 _PICTURE: Final = re.compile(
     r'<picture>\n<source media="[^"]+" srcset="(?P<dark>[^"]+)">\n'
@@ -28,7 +28,7 @@ _PICTURE: Final = re.compile(
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the files outside docs/ that pages link to, and those that these link to."""
+    """Add the files outside docs/ to which pages lead, directly or through other added files."""
     waiting = [f"docs/{file.src_uri}" for file in files.documentation_pages()]
     waiting += PAGES
     added = set(waiting)
@@ -44,7 +44,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, *, page: Page, **_: object) -> str:
-    """Return a page with its links changed to where the site has the files."""
+    """Return a page whose links lead to the places of the files in the site."""
     path = repository_path(page.file.src_uri)
     markdown = _PICTURE.sub(
         r"![\g<text>](\g<light>#only-light)![\g<text>](\g<dark>#only-dark)", markdown
@@ -61,7 +61,7 @@ def linked(path: str) -> Iterable[str]:
 
 
 def rewritten(match: re.Match[str], path: str) -> str:
-    """Return a link of the page `path` as the site needs it."""
+    """Return the replacement for a link on the page `path`, with its target in the site."""
     target = resolved(path, match["target"])
     if target is None:
         return match[0]
@@ -74,7 +74,7 @@ def rewritten(match: re.Match[str], path: str) -> str:
 
 
 def resolved(path: str, target: str) -> str | None:
-    """Return the path in the repository that a link leads to; None for another address."""
+    """Return the path in the repository to which a link leads; None if it leads elsewhere."""
     file = target.partition("#")[0]
     if not file or re.match(r"[a-z]+:", file):
         return None
@@ -82,10 +82,10 @@ def resolved(path: str, target: str) -> str | None:
 
 
 def site_uri(path: str) -> str:
-    """Return where the site has a file of the repository."""
+    """Return the path in the site of a file in the repository."""
     return path.removeprefix("docs/") if path.startswith("docs/") else f"{SOURCE}/{path}"
 
 
 def repository_path(uri: str) -> str:
-    """Return where the repository has a file of the site."""
+    """Return the path in the repository of a file in the site."""
     return uri.removeprefix(f"{SOURCE}/") if uri.startswith(f"{SOURCE}/") else f"docs/{uri}"

@@ -163,7 +163,10 @@ def _known(schema: _Object) -> _Object:
 
 
 def _names(schema: _Object) -> object:
-    """Return a tree of names, a list of one tree, a definition's name, or None for any name."""
+    """Return the names that a schema allows, as a tree.
+
+    The tree of a list has one item; a string names a definition; None means any name.
+    """
     for inner in schema.get("anyOf", []):
         if names := _names(inner):
             return names
@@ -183,7 +186,7 @@ def _made(source: str, tree: _Object) -> bytes:
 
 
 def _compose() -> dict[Path, bytes]:
-    """Return the settings of each program of compose.yaml, with the address of NATS there."""
+    """Return the settings files of the programs in compose.yaml, with its address of NATS."""
     trees = {
         "health": central_settings.health(
             nats="", kubeconfig="/etc/kubeconfig", plugin=stack.PLUGIN

@@ -136,14 +136,14 @@ def samples() -> dict[str, vocabulary.AlertChanged]:
 
 
 def documents() -> dict[Path, str]:
-    """Return the text of every file."""
+    """Return the text of every file, by its path."""
     return {FOLDER / f"{name}.txt": _document(alert) for name, alert in samples().items()}
 
 
 def notify(
     alert: vocabulary.AlertChanged, *, reason: NotificationReason = NotificationReason.FIRST
 ) -> notifications.Notification:
-    """Return a notification about one alert, resolved if the reason is RESOLVED."""
+    """Return a notification about one alert, which is resolved if the reason is ALL_RESOLVED."""
     over = reason is NotificationReason.ALL_RESOLVED
     at = alert.starts_at + (_LASTED if reason is not NotificationReason.FIRST else timedelta())
     resolved = msgspec.structs.replace(

@@ -1,8 +1,9 @@
 """Adapter: processes, tmux, Chromium: makes the pictures of the README and docs: `make pictures`.
 
-It runs `muster up`, breaks things with `muster break`, and pictures what appears: the console in
-Chromium, `muster top` and a recording in a terminal (tmux). The hashes of the files that each
-picture shows are kept in docs/pictures/made.json; a test fails when they have changed since.
+It runs `muster up`, injects faults with `muster break`, and takes pictures: of the console in
+Chromium, and of `muster top` and a recording in a terminal (tmux). The hashes of the files that
+decide how each picture looks are stored in docs/pictures/made.json; a test fails when one of these
+files has changed.
 """
 
 import contextlib
@@ -43,7 +44,7 @@ _PAGES: Final = {
     "events": ("events", "", 600),
     "plots": ("plots", "", 720),
 }
-"""Each page's path, the link on it to follow, and the height that is shown at most."""
+"""Each page's path, the link to follow on it, and the maximum height of its picture."""
 _SAME_EVERYWHERE: Final = (
     "--disable-lcd-text",
     "--font-render-hinting=none",
@@ -51,7 +52,7 @@ _SAME_EVERYWHERE: Final = (
 )
 _LIMIT_S: Final = 180.0
 _SHOWN_WAIT_S: Final = 7.0
-"""How much the recording shows of a wait."""
+"""How many seconds of a wait the recording shows."""
 _COLUMNS: Final = 96
 _HEIGHTS: Final = {"upper": 24, "lower": 9}
 _PORTS: Final = range(9000, 9900, 100)
@@ -82,7 +83,7 @@ SOURCES: Final[dict[str, tuple[str, ...]]] = {
 
 
 def files(name: str) -> tuple[str, ...]:
-    """Return the names of a picture's files: pages in light and dark, terminals with both."""
+    """Return the names of a picture's files: two for a page, light and dark; one for a terminal."""
     if name.startswith("console-"):
         return tuple(f"{name}-{scheme}.png" for scheme in ("light", "dark"))
     return (f"{name}.svg",)
@@ -123,7 +124,7 @@ class Terminals:
         self._look()
 
     def type(self, name: str, command: str) -> None:
-        """Type a command as a person does, and enter it."""
+        """Type a command as slowly as a person does, and press Enter."""
         for start in range(0, len(command), 3):
             self._run("send-keys", "-t", name, "-l", "--", command[start : start + 3])
             self.pause(0.08)
@@ -135,14 +136,14 @@ class Terminals:
         self._run("send-keys", "-t", name, key)
 
     def pause(self, seconds: float) -> None:
-        """Let time pass, and record what is shown."""
+        """Record the terminals for some seconds."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             self._look()
             time.sleep(0.05)
 
     def until(self, text: str) -> None:
-        """Wait until a text is shown; the recording shows a long wait shortened. Raises Failed."""
+        """Wait until a text is shown; the recording shortens a long wait. Raises Failed."""
         began = time.monotonic()
         while text not in (
             shown := self._look(is_recorded=time.monotonic() - began < _SHOWN_WAIT_S)
@@ -161,7 +162,7 @@ class Terminals:
         subprocess.run([*self._tmux, "kill-server"], check=False, capture_output=True)  # noqa: S603
 
     def _look(self, *, is_recorded: bool = True) -> str:
-        """Return what is shown as plain text, and record it."""
+        """Return the text that the terminals show; record their screens."""
         both = (*self.screen("upper"), _EDGE, *self.screen("lower"))
         if is_recorded and (not self.frames or self.frames[-1].rows != both):
             self.frames.append(Frame(time.monotonic() - self._began, both))
@@ -181,7 +182,7 @@ class Terminals:
 
 @contextlib.contextmanager
 def _terminals() -> Iterator[tuple[Terminals, Path]]:
-    """Open the terminals; in the end, nothing that was started there runs any more."""
+    """Open the terminals; at the end of the block, end all programs that were started in them."""
     with tempfile.TemporaryDirectory(prefix="demo-") as directory:
         os.environ["TMPDIR"] = directory  # `muster break` acts on the `muster up` of this directory
         tempfile.tempdir = None
@@ -242,7 +243,7 @@ def _play(terminals: Terminals, directory: Path) -> tuple[list[Frame], float]:
 
 
 def _free_port() -> int:
-    """Return the first port of a range whose first ports are free."""
+    """Return the first of 30 consecutive free ports. Raises Failed."""
     for first in _PORTS:
         try:
             for port in range(first, first + 30):
@@ -255,7 +256,7 @@ def _free_port() -> int:
 
 
 def _break_again(terminals: Terminals) -> str:
-    """Break several things at once, and silence one; return the console's address."""
+    """Inject several faults, and silence one; return the console's address."""
     for command in (
         "clear",
         "muster break xid",
@@ -333,7 +334,7 @@ def make() -> dict[str, bytes]:
 
 
 def main() -> int:
-    """Make the pictures and write them; if that fails, the old ones stay."""
+    """Make the pictures and write them; if that fails, keep the old ones. Return the exit code."""
     missing = [name for name in ("tmux", "bash", "kubectl") if shutil.which(name) is None]
     missing += [] if _CHROMIUM.exists() else [str(_CHROMIUM)]
     missing += [] if importlib.util.find_spec("playwright") else ["playwright (pip)"]

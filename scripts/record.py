@@ -47,13 +47,16 @@ _HEARD: Final = (
     *("$KV.>", "muster.heartbeat.>"),
     *(subject for stream in streams.STREAMS for subject in stream.subjects),
 )
-"""Not all subjects: a subscriber to requests would make a dead plugin look like a slow one."""
+"""The recorded subjects, without requests.
+
+If a plugin has ended, a request to it must have no subscriber; otherwise it seems to be slow.
+"""
 _WORDS: Final = {"node": "gpu-1.example", "fingerprint": "0123456789abcdef"}
 _NUMBERS: Final = {"v": 1, "page": 0}
 
 
 def spoken() -> dict[str, list[Message]]:
-    """Return messages of each kind with every field filled, so that every enum value occurs."""
+    """Return messages of each kind with every field filled; together they have all enum values."""
     messages: dict[str, list[Message]] = {}
     for event in vocabulary.EVENTS:
         messages[event.TYPE] = [_event(filled) for filled in _filled(event)]
@@ -75,7 +78,7 @@ def _event(event: vocabulary.Event) -> Message:
 
 
 def _filled(shape: type[Any]) -> list[Any]:
-    """Return values of a shape, as many as its longest enum has members."""
+    """Return as many values of a type as its longest enum has members."""
     made = inspect.type_info(shape)
     return [_value(made, "", number) for number in range(_words(made))]
 
@@ -162,7 +165,7 @@ class Heard:
 
 
 def kind_of(subject: str, payload: bytes) -> str | None:
-    """Return a message's kind: an event type, `heartbeat`, a bucket's name; None if not ours."""
+    """Return a message's kind: an event type, `heartbeat`, or a bucket's name; otherwise None."""
     if kept := _KEPT.match(subject):
         return kept[1] if payload else None
     if subject.startswith("muster.heartbeat."):
@@ -174,7 +177,7 @@ def kind_of(subject: str, payload: bytes) -> str | None:
 
 
 def _shape(value: object) -> object:
-    """Return the fields that are not empty, without their values."""
+    """Return the names of the fields that are not empty, with the types of their values."""
     match value:
         case dict():
             return tuple(sorted((key, _shape(item)) for key, item in value.items() if item))

@@ -53,7 +53,7 @@ def bill(image: str, text: str) -> Tree:
 
 
 def _component(name: str, version: str, marker: str, hashes: tuple[str, ...]) -> Tree:
-    """Return one package; each hash belongs to one of its files, for one kind of machine."""
+    """Return the component for a package; each hash is that of its file for one platform."""
     where = f"pkg:pypi/{name}@{version}"
     component: Tree = {
         "type": "library",

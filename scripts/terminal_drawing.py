@@ -1,8 +1,8 @@
-"""Pure: draws captured screens of a terminal as SVG: one screen, or a recording that is played.
+"""Pure: draws captured screens of a terminal as SVG: one screen, or an animated recording.
 
 A screen is what `tmux capture-pane -e -p` prints: lines with escape sequences for colours. The
-colours of the picture follow those that the reader prefers, dark or light. A recording stands
-still for readers who prefer reduced motion.
+picture has dark or light colours, as the reader prefers. For readers who prefer reduced motion, a
+recording is a still picture.
 """
 
 import re
@@ -15,7 +15,7 @@ _LINE: Final = 18
 _MARGIN: Final = 14
 _TOKEN: Final = re.compile(r"\x1b\[(?P<codes>[0-9;:]*)m|\x1b\][^\x1b\x07]*(?:\x1b\\|\x07)")
 _PARTS: Final = re.compile(r"\S+(?: \S+)*")
-"""Text without two spaces in a row: after these, the next part has a place of its own."""
+"""Matches text without two consecutive spaces; the text after them is positioned separately."""
 _COLORS: Final = ("black", "red", "green", "yellow", "blue", "magenta", "cyan", "white")
 _FOREGROUND: Final = {
     str(base + number): color for base in (30, 90) for number, color in enumerate(_COLORS)
@@ -40,7 +40,7 @@ svg{--page:#0d1117;--text:#e6edf3;--edge:#30363d}
 
 
 class Run(NamedTuple):
-    """Characters of one style in a row; `style` is the names of its classes."""
+    """Consecutive characters of one style; `style` contains the names of CSS classes."""
 
     column: int
     text: str
@@ -51,14 +51,14 @@ Row = tuple[Run, ...]
 
 
 class Frame(NamedTuple):
-    """What the terminals show from `at` on, in seconds since the recording began."""
+    """The rows that the terminals show from `at` on, in seconds since the recording began."""
 
     at: float
     rows: tuple[Row, ...]
 
 
 def rows(captured: str) -> tuple[Row, ...]:
-    """Return the rows of a captured screen. A style lasts until it is changed, over lines too."""
+    """Return the rows of a captured screen. A style applies until it changes, even across rows."""
     style: frozenset[str] = frozenset()
     drawn = []
     for line in captured.removesuffix("\n").split("\n"):
@@ -91,7 +91,7 @@ def plain(row: Row) -> str:
 
 
 def _styled(style: frozenset[str], codes: str) -> frozenset[str]:
-    """Return the style after a sequence. Colours by number and of the background are ignored."""
+    """Return the style after an escape sequence; numbered and background colours are ignored."""
     for code in codes.split(";"):
         if code in {"", "0"}:
             style = frozenset()
@@ -107,12 +107,12 @@ def _styled(style: frozenset[str], codes: str) -> frozenset[str]:
 
 
 def picture(title: str, shown: Sequence[Row], columns: int) -> str:
-    """Return the picture of a screen."""
+    """Return the picture of a screen as SVG."""
     return _document(title, [_row(number, row) for number, row in enumerate(shown)], columns, shown)
 
 
 def recording(title: str, frames: Sequence[Frame], columns: int, *, still_at: float) -> str:
-    """Return a recording that is played again and again.
+    """Return a recording as an SVG that repeats it endlessly.
 
     `still_at` is the time of the frame that is shown to readers who prefer reduced motion.
     """
@@ -142,7 +142,7 @@ def recording(title: str, frames: Sequence[Frame], columns: int, *, still_at: fl
 
 
 def _spans(frames: Sequence[Frame]) -> dict[tuple[int, Row], list[tuple[int, int]]]:
-    """Return from which frame to which each row is shown; the last frame only ends the others."""
+    """Return the ranges of frames in which each row is shown; the last frame is only the end."""
     spans: dict[tuple[int, Row], list[tuple[int, int]]] = {}
     for index, frame in enumerate(frames[:-1]):
         for place in enumerate(frame.rows):
@@ -156,7 +156,7 @@ def _spans(frames: Sequence[Frame]) -> dict[tuple[int, Row], list[tuple[int, int
 
 
 def _steps(shown: Iterable[tuple[float, float]]) -> str:
-    """Return the steps of an animation that shows something during these parts of it."""
+    """Return the CSS keyframes of an element that is visible in these parts of the animation."""
     steps: list[str] = []
     for start, stop in shown:
         if start > 0 and not steps:
@@ -172,7 +172,7 @@ def _percent(part: float) -> str:
 
 
 def _row(number: int, row: Row) -> str:
-    """Return the text of a row, and the marks behind reversed characters."""
+    """Return the SVG of a row: its text, and rectangles behind characters in reverse video."""
     top = _MARGIN + number * _LINE
     marks, spans = [], []
     for run in row:

@@ -146,7 +146,7 @@ def _first() -> int:
 
 
 def _running() -> str | None:
-    """Return the version of the running cluster."""
+    """Return the version of the running cluster; None if none is running."""
     if node.first() is None:
         return None
     try:

@@ -26,11 +26,11 @@ USERS: Final = {
     "dns": ("coredns", "system:masters"),
     "kwok": ("kwok-controller", "system:masters"),
 }
-"""By file name, the user in the certificate and the user's group."""
+"""The user and group in each client certificate, by file name."""
 
 
 def make() -> None:
-    """Create all missing certificates and kubeconfigs."""
+    """Create the CA, the certificates and the kubeconfigs, unless they exist already."""
     layout.CERTIFICATES.mkdir(parents=True, exist_ok=True)
     if (layout.CERTIFICATES / "ca.crt").exists():
         return

@@ -22,14 +22,15 @@ MUSTER: Final = "localhost/muster:test"
 BUSYBOX: Final = "localhost/busybox:1"
 PREVIOUS: Final = "localhost/muster:previous"
 PREVIOUS_COMMIT: Final = "5b9cb4115a4476752ee30266c5b71a89f7a84183"
-"""The commit from which upgrades are tested until there is a release: the oldest with today's
-chart.
+"""The commit from which upgrades are tested until there is a release.
+
+It is the oldest commit with the present chart.
 """
 _BASES: Final = {
     "localhost/python:3.11-slim": "python3,python3-venv,ca-certificates",
     "localhost/musl:1": "gcc,make,musl-tools",
 }
-"""Debian base images by their packages: one to run services, one to compile the helper."""
+"""The packages of the Debian base images: one to run services, one to compile the helper."""
 FUSE_PROGRAMS: Final = "localhost/fuse-programs:1"
 """A Debian image with sshfs, an SSH server, and a user 1000."""
 _SOURCES: Final = (
@@ -39,7 +40,7 @@ _SOURCES: Final = (
 _SUITE: Final = "bookworm"
 _PROGRAMS: Final = "openssh-server,procps,sshfs"
 _USER: Final = ("useradd", "--uid", "1000", "--password", "*", "user")
-"""sshd refuses users with a locked password."""
+"""The password `*` matches none, but is not locked: sshd refuses users with a locked password."""
 _PAUSE: Final = '["/bin/sh", "-c", "trap \'exit 0\' TERM; sleep infinity & wait"]'
 
 

@@ -53,7 +53,7 @@ echo 1 > /proc/sys/net/ipv4/ip_forward
 """
 _INOTIFY: Final = Path("/proc/sys/fs/inotify/max_user_instances")
 _INOTIFY_MIN: Final = 512
-"""What kind's documentation recommends, too; Linux' default is 128."""
+"""The number that the documentation of kind also recommends; the default of Linux is 128."""
 _END_S: Final = 20.0
 _RESTARTING: Final = ("sh", "-c", 'until "$@"; do sleep 1; done', "sh")
 _TRIAL: Final = """
@@ -226,10 +226,11 @@ def destroy() -> None:
 
 
 def _end_entered(pid: int) -> None:
-    """End what has started the node's programs and runs outside it.
+    """End the nsenter processes outside the node that have started its programs.
 
-    Normally nsenter ends with its program. But it stops itself with a program that is stopped, and
-    stays so when that is killed (util-linux 2.38, sys-utils/nsenter.c, continue_as_child).
+    Normally nsenter ends with its program. But if its program is stopped, nsenter stops itself too,
+    and remains stopped when the program is killed (util-linux 2.38, sys-utils/nsenter.c,
+    continue_as_child).
     """
     command = b"\0".join(part.encode() for part in entering(pid))
     for other in _processes():
@@ -271,7 +272,7 @@ def _remove_cgroup(folder: Path, until: float) -> None:
 
 
 def _disks() -> Iterator[str]:
-    """Yield this machine's disks, whose usage the kubelet monitors."""
+    """Yield this machine's block devices, which the kubelet needs to monitor disk usage."""
     for file in Path("/dev").iterdir():
         with contextlib.suppress(OSError):
             status = file.stat()

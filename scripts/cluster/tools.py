@@ -18,13 +18,13 @@ from typing import Final
 from scripts.cluster import layout
 
 MODULES: Final = ("etcd", "containerd", "cni", "coredns", "helm", "nvidia-device-plugin")
-"""The modules besides Kubernetes itself; muster is compared with the last one."""
+"""The modules besides Kubernetes; the last one is a device plugin to compare with muster."""
 CGO: Final = frozenset({"nvidia-device-plugin"})
 """The modules whose programs load a C library at run time."""
 _GO: Final = (1, 26, 6)
 """The newest Go version that a module in TOOLS requires."""
 _NAMES: Final = {"etcd": "server", "karpenter": "kwok"}
-"""By module, the name of its program that Go takes from a directory; it is renamed."""
+"""The program names that Go derives from directories, by module; each is renamed to the module."""
 PACKAGES: Final = {
     "cc": "gcc",
     "/usr/include/stdlib.h": "libc6-dev",
@@ -37,7 +37,7 @@ PACKAGES: Final = {
     "/usr/lib/x86_64-linux-gnu/libseccomp.so.2": "libseccomp2",
     "/bin/busybox": "busybox-static",
 }
-"""The dependencies from Debian: a command or file, and its package."""
+"""The dependencies from Debian: the package of each command or file."""
 
 
 def missing() -> str:
@@ -122,7 +122,7 @@ def source(module: str, package: str) -> Path:
 
 
 def kept(module: str) -> Path:
-    """Return the cache directory for the programs of a module, built or not."""
+    """Return the cache directory for the programs of a module, whether built or not."""
     return layout.CACHE / "bin" / f"{module}-{_hash(layout.TOOLS / module)}"
 
 

@@ -116,7 +116,7 @@ class BusReporter:
         )
 
     def snapshot(self, at: datetime) -> vocabulary.InventoryReported:
-        """Return all mounts."""
+        """Return an inventory of all mounts."""
         return vocabulary.InventoryReported(
             node=self.name,
             plugin=self.plugin,
@@ -127,7 +127,7 @@ class BusReporter:
         )
 
     def publish_to(self, publish: Callable[[vocabulary.Event], None]) -> None:
-        """Publish all further changes with this function."""
+        """Use this function to publish all further events."""
         self._publish = publish
 
     def stop_reason(self) -> vocabulary.StopReason | None:
@@ -140,7 +140,7 @@ class BusReporter:
         return self._parts
 
     async def _send_heartbeat_on(self, changed: asyncio.Event) -> None:
-        """Send a heartbeat at once whenever its content has changed."""
+        """Send a heartbeat immediately whenever its content has changed."""
         while True:
             await changed.wait()
             changed.clear()

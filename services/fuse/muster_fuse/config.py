@@ -34,7 +34,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """How long a connection may take to send its request."""
 
     allow_other: bool = True
-    """Whether other users may access a mount; only processes of its container can see it anyway.
+    """Whether the option `allow_other` is allowed; a mount is visible only in its container anyway.
     """
 
     fuse_on_fuse: bool = False

@@ -26,7 +26,7 @@ _INVENTORIES: Final = vocabulary.subject_filters(vocabulary.InventoryReported.TY
 """The subject filters of inventories; plugins of earlier versions use another subject."""
 _VERDICTS: Final = vocabulary.subject_filters(vocabulary.VerdictChanged.TYPE)
 _OVERLAP: Final = timedelta(seconds=5)
-"""How long before the start reading of new events begins; duplicates do no harm."""
+"""New events are read from this long before the start; duplicates do no harm."""
 _ATTEMPTS: Final = 4
 _POD_MARK: Final = "KUBERNETES_SERVICE_HOST"
 

@@ -26,7 +26,7 @@ class Mode(enum.StrEnum):
 class Kubernetes(msgspec.Struct, frozen=True, kw_only=True):
     """The API to use: that of a kubeconfig, or else that of the cluster that this process runs in.
 
-    The user's own kubeconfig is never used, because on a laptop it may select a real cluster.
+    The user's default kubeconfig is never used: on a laptop, it may select a real cluster.
     `namespace` contains the Lease, and the inventory for the commands. `events` enables writing
     Kubernetes Events.
     """

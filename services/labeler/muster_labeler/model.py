@@ -19,7 +19,7 @@ _ACCELERATORS: Final = re.compile(
     r"nvidia\.com/(gpu(\.shared)?|mig-[-a-z0-9.]+)|amd\.com/gpu|gpu\.intel\.com/(i915|xe)"
     r"|habana\.ai/gaudi|google\.com/tpu"
 )
-"""Resources that show that a node has accelerators; `*_monitoring` is not for computing."""
+"""Resources that show that a node has accelerators; `*_monitoring` does not give access to one."""
 _PARTS: Final = "nvidia.com/mig-"
 _PCI: Final = re.compile(
     r"feature\.node\.kubernetes\.io/pci-((03|12|0b40)[0-9a-f]*_)?(10de|1002)\.present"
@@ -81,7 +81,7 @@ class Node:
 
     @property
     def may_have_accelerators(self) -> bool:
-        """Return whether the node shows accelerators, or did so earlier."""
+        """Return whether the node has accelerators, or had them earlier."""
         return bool(self.accelerators) or self.has_accelerators
 
     @property
@@ -96,7 +96,7 @@ class Node:
 
     @property
     def is_written(self) -> bool:
-        """Return whether the node has muster's labels, or their provenance alone."""
+        """Return whether the node has labels of muster, or at least their provenance."""
         return bool(self.our_labels) or self.labelled_from != ("", "")
 
     def is_ours_alone(self, key: str) -> bool:

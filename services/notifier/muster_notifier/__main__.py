@@ -185,7 +185,7 @@ class _Notifier:
         return self._bus.link.problem() or restoring
 
     def _nats_problem(self) -> str:
-        """Return why a former leader cannot use NATS; empty if it can, or for any other process."""
+        """Return why NATS cannot be used, if we are no longer the leader; otherwise empty."""
         if not self.election.has_led or self.election.is_leader:
             return ""
         return self.problem() or ""

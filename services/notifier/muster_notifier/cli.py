@@ -197,7 +197,7 @@ def run_import(file: Path, /, *, accept_losses: output.Flag = False) -> int:
 
 
 def _read(file: Path, config_format: str) -> schema.Settings:
-    """Return the settings in a file, with the receivers of their directory, if it is here."""
+    """Return the settings in a file, with the receivers in their directory, if it is readable."""
     configured = files.read(file, written_for=config_format, environment=os.environ)
     with contextlib.suppress(OSError):
         if place := configured.receivers_directory:
@@ -256,7 +256,7 @@ class _Matched(msgspec.Struct, frozen=True):
 class _Explanation(msgspec.Struct, frozen=True):
     """How an alert is routed. `owners` lists the receivers that its pods' owners may name.
 
-    `notified` lists the receivers that get it now, except the console, which reaches nobody.
+    `notified` lists the receivers that are notified now, except the console, which is a log.
     """
 
     alert: str

@@ -154,7 +154,7 @@ class Watchdog:
         return self._deadline
 
     def is_stale(self, term: int) -> bool:
-        """Return whether a tick comes from a former leader."""
+        """Return whether this is the term of a former leader of health."""
         return term < self.term and not self.is_silent and self._is_certain
 
     def _tick(self, event: vocabulary.WatchdogTicked, now: float) -> Sequence[Output]:
@@ -217,7 +217,7 @@ class OwnAlerts:
                     self._since[kind] = entry.starts_at
 
     async def watch_dead_letters(self, subjects: Callable[[], Awaitable[list[str]]]) -> None:
-        """Check forever for dead letters, and raise an alert while there are any."""
+        """Check for dead letters periodically, forever; raise an alert while there are any."""
         while True:
             await self.count_dead_letters(await subjects(), at=datetime.now(UTC))
             await asyncio.sleep(_COUNT_S)
@@ -358,7 +358,7 @@ async def announce(
 
 
 async def ping(to: endpoint.Endpoint, *, interval_s: float, alive: Callable[[], bool]) -> None:
-    """Ping a URL every `interval_s` while we work; the external monitor notices missing pings."""
+    """Ping a URL every `interval_s` while `alive`; an external monitor detects missing pings."""
     was_taken = True
     while True:
         if alive():

@@ -233,7 +233,7 @@ def _refusal(plan: setup_plan.Plan, options: _Options) -> str | None:
 
 
 def _put(plan: setup_plan.Plan, options: _Options) -> int:
-    """Write or print the receiver. Raises _Unusable and Unreachable."""
+    """Write or print the receiver; return the exit code. Raises _Unusable and Unreachable."""
     if options.directory is not None:
         return _write_files(plan, options.directory)
     if options.context is None or options.print_:
@@ -288,7 +288,7 @@ def _present(place: Path) -> dict[str, bytes]:
 
 
 def _write_files(plan: setup_plan.Plan, place: Path) -> int:
-    """Write the receiver to a directory of receivers. Raises _Unusable."""
+    """Write the receiver to a directory; return the exit code. Raises _Unusable."""
     try:
         # the settings last, because they name the secret
         for name, text in reversed(plan.files().items()):
@@ -325,7 +325,7 @@ async def _refusal_of_cluster(plan: setup_plan.Plan, options: _Options, context:
 
 
 async def _write(plan: setup_plan.Plan, options: _Options, context: str) -> int:
-    """Write the receiver to the cluster. Raises Unreachable."""
+    """Write the receiver to the cluster; return the exit code. Raises Unreachable."""
     from muster.cli import cluster as clusters  # noqa: PLC0415  # the client, only where it is used
 
     async with clusters.opened(context=context, namespace=options.namespace) as cluster:

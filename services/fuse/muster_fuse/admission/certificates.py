@@ -1,7 +1,7 @@
 """Adapter: the cryptography library: creates and reads the webhook's certificates.
 
-Each certificate has its own certificate authority, whose key is discarded at once. So nobody can
-issue another certificate that the API servers trust for the webhook.
+Each certificate has its own certificate authority, whose key is discarded immediately. So no one
+can issue another certificate that the API servers trust for the webhook.
 """
 
 import contextlib
@@ -71,7 +71,7 @@ def issue(names: Sequence[str], *, at: float, lifetime_s: float) -> Issued:
 
 
 def validity(certificate: bytes, key: bytes, names: Sequence[str]) -> renewal.Validity | None:
-    """Return when a certificate is valid; None if it is unusable with this key and these names."""
+    """Return a certificate's validity; None if it does not fit this key and these names."""
     try:
         parsed = x509.load_pem_x509_certificate(certificate)
         private = serialization.load_pem_private_key(key, password=None)

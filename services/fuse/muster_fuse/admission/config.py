@@ -25,7 +25,7 @@ class Kubernetes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Certificates(msgspec.Struct, frozen=True, kw_only=True):
-    """How long a certificate is valid; the next one is issued after two thirds of that time."""
+    """The lifetime of certificates; the next one is issued after two thirds of it."""
 
     lifetime_s: Annotated[float, msgspec.Meta(ge=10, le=31_536_000)] = 7_776_000.0
     settle_s: Annotated[float, msgspec.Meta(ge=1, le=86_400)] = 600.0
@@ -33,7 +33,7 @@ class Certificates(msgspec.Struct, frozen=True, kw_only=True):
     check_s: sections.Pause = 60.0
 
     def __post_init__(self) -> None:
-        """Reject a `settle_s` longer than the remaining life of the current certificate."""
+        """Reject a `settle_s` that is too long for the lifetime of a certificate."""
         # the next certificate may be issued one check late, and used one check late
         if self.settle_s + 2 * self.check_s > self.lifetime_s / 4:
             raise ValueError(

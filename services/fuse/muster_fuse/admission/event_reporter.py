@@ -2,12 +2,12 @@
 
 The pod does not exist yet, may have no name, and never has a uid. So the Event refers to the pod's
 owner (`kubectl describe job`), or else to the pod by its name (`kubectl events --for pod/NAME`). A
-pod without owner and name was created by hand: its author sees the warning at once.
+pod without owner and name was created by hand: its author sees the warning of the webhook.
 
 The API server does not authenticate itself, so anyone who reaches the port can cause an Event. So
-an owner must be of a kind whose controller in Kubernetes creates pods; if it is another, and the
-pod has no name, the Event refers to the namespace. Each namespace has a budget of Events, because
-one alone would let a single sender use it up for everybody.
+an owner must be of a kind whose controller in Kubernetes creates pods; if it is of another kind,
+and the pod has no name, the Event refers to the namespace. Each namespace has its own budget of
+Events, so that a single sender cannot use up the budget of all namespaces.
 """
 
 import asyncio

@@ -118,7 +118,7 @@ class Spec(objects.Object, frozen=True):
 
 
 class Owner(objects.Object, frozen=True):
-    """An object that the pod belongs to."""
+    """A reference to an object that owns the pod."""
 
     api_version: str = ""
     kind: str = ""
@@ -136,7 +136,7 @@ class Metadata(objects.Object, frozen=True):
 
     @property
     def controller(self) -> Owner | None:
-        """Return the owner that controls the pod, such as its Job, if there is one."""
+        """Return the owner that controls the pod, such as its Job; None if there is none."""
         return next((owner for owner in self.owner_references or () if owner.controller), None)
 
 

@@ -50,13 +50,14 @@ MOUNTS: Final = (
     pods.Mount(name=VOLUME, mount_path="/dev/fuse", sub_path="dev-fuse"),
 )
 CONTAINERS_MAX: Final = 250
-"""The most containers, of all kinds, in a pod that is changed: each adds up to 1 KB to the patch.
+"""The maximum number of containers, of all kinds, in a pod that is changed.
 
-The kubelet runs 110 pods on a node by default, most of them with a container or two.
+Each container adds up to 1 KB to the patch. The kubelet runs 110 pods on a node by default, most of
+them with one or two containers.
 """
 VOLUMES_MAX: Final = 1_000
 MOUNTS_MAX: Final = 5_000
-"""The most mounts and block devices in all containers of a pod: 20 for each of the most."""
+"""The maximum number of mounts and block devices in all containers of a pod together."""
 PATCH_BYTES_MAX: Final = 256 * 1024
 """The largest patch, in JSON; etcd accepts a pod of 1.5 MiB, with the patch."""
 _LABEL: Final = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
@@ -156,7 +157,7 @@ def plan(pod: pods.Pod, *, replace: str = "") -> Plan:
 
 
 def _problem(pod: pods.Pod, asks: str | None, replace: str) -> str:
-    """Return why a pod is left unchanged, whatever its containers are; empty if it is not."""
+    """Return why a pod cannot be changed, regardless of its containers; empty if it can."""
     if asks not in {None, "true"}:
         shown = repr(asks) if _WORD.fullmatch(asks) else "its value"
         return f'annotation {MOUNT}: {shown} is neither "true" nor "false"'
@@ -177,7 +178,7 @@ def may_be_replaced(pod: pods.Pod) -> bool:
 
 
 def _excess(pod: pods.Pod) -> str:
-    """Return what a pod has too many of, with the limit; empty if it is within the limits."""
+    """Return which of its limits a pod exceeds, as text; empty if it exceeds none."""
     counts = (
         (sum(map(len, pod.containers)), CONTAINERS_MAX, "containers"),
         (len(pod.volumes), VOLUMES_MAX, "volumes"),
@@ -206,7 +207,7 @@ def _resources(container: pods.Container) -> pods.Resources:
 
 
 def _volume(pod: pods.Pod) -> str | None:
-    """Return the name of the broker's volume, if the pod has it already."""
+    """Return the name of the broker's volume; None if the pod does not have it yet."""
     names = (
         each.name for each in pod.volumes if each.csi and each.csi.driver == publication.DRIVER
     )
@@ -290,7 +291,7 @@ def _is_below(path: str, folder: str) -> bool:
 
 
 def _ours(mount: pods.Mount, volume: str) -> pods.Mount | None:
-    """Return which of the broker's mounts this is, if it is one."""
+    """Return the mount in `MOUNTS` that a pod's mount is equal to; None if there is none."""
     if mount.name != volume or mount.sub_path_expr:
         return None
     ours = _AT.get(_absolute(mount.mount_path))

@@ -2,7 +2,7 @@
 
 | certificate in use | the next one | step |
 |---|---|---|
-| none, expired, or not valid yet | none that is valid | ISSUE: make one and use it at once |
+| none, expired, or not valid yet | none that is valid | ISSUE: make one and use it now |
 | none, expired, or not valid yet | valid | PROMOTE: use it |
 | valid | made `settle_s` ago | PROMOTE |
 | valid, but expires within `settle_s` | valid | PROMOTE |

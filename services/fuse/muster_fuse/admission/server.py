@@ -21,7 +21,7 @@ PATH: Final = "/pods"
 EXCLUDED: Final = frozenset({"kube-system", "kube-public", "kube-node-lease"})
 """The namespaces, besides muster's own, whose pods the API server never sends.
 
-Whoever claims to ask about one there only wants an Event in it.
+A request about a pod in one of them is not from the API server, and must not cause an Event.
 """
 _BODY_BYTES_MAX: Final = 4 * 1024 * 1024
 """The largest request body; the API server accepts objects of at most 3 MiB."""

@@ -17,7 +17,7 @@ from muster_fuse.request import caller, decision
 from muster_fuse.watch import connections, mounts, observer, processes, records
 
 _SAMPLES: Final = 5
-"""How many times a daemon must have requests before it counts as one that does not answer."""
+"""A daemon with waiting requests in this many samples in a row counts as unresponsive."""
 _SAMPLE_S: Final = 0.2
 _WAIT_S: Final = 30.0
 """The timeout for reading connections and processes from the kernel."""
@@ -48,9 +48,9 @@ class Ledger:
         self._pods: dict[str, caller.Pod] = {}
 
     async def recall(self, pods: Iterable[caller.Pod]) -> None:
-        """Watch the mounts that an earlier broker made in those pods that are not yet watched.
+        """Watch the mounts that an earlier broker made in pods that are not watched yet.
 
-        All processes of the node are read, once for all these pods.
+        This reads all processes of the node, but only once for all these pods.
         """
         new = {pod.uid: pod for pod in pods if pod.uid not in self._pods}
         self._pods.update(new)
@@ -77,7 +77,7 @@ class Ledger:
             self.mounts.add(mount)
 
     async def exists(self, made: jobs.Outcome) -> bool:
-        """Return whether a mount that was about to be attached has remained."""
+        """Return whether a mount still exists after its job failed; True if that is unknown."""
         wanted = connections.Identity(made.inode, made.created_ns)
         try:
             identity = await self._run(lambda: self._connections.identity(made.minor))
@@ -130,7 +130,7 @@ class Ledger:
             await self._save(uid)
 
     async def release(self, pod_uid: str) -> int:
-        """End the FUSE connections that an ended pod left behind; return their number."""
+        """Abort the FUSE connections that an ended pod left behind; return their number."""
         left = self.mounts.of(pod_uid)
         try:
             count = await self._run(lambda: sum(map(self._connections.abort, left)))
@@ -148,7 +148,7 @@ class Ledger:
         return count
 
     async def abort_unanswered(self, pod_uid: str, reason: str) -> None:
-        """End those FUSE connections of a pod whose daemon does not answer its requests."""
+        """Abort the FUSE connections of a pod whose daemons do not answer requests."""
         made = [*self.mounts.of(pod_uid)]
 
         def waiting() -> list[mounts.Mount]:
@@ -169,7 +169,7 @@ class Ledger:
             )
 
     def close(self) -> None:
-        """Close the mount that shows the kernel's FUSE connections."""
+        """Close the mount of fusectl, which lists the kernel's FUSE connections."""
         self._connections.close()
 
     def _with(self, condition: vocabulary.FuseCondition) -> set[str]:

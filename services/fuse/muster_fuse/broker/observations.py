@@ -23,7 +23,7 @@ class Refused(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Aborted(msgspec.Struct, frozen=True, kw_only=True):
-    """Connections of a pod were aborted, most often those that an ended pod had left behind."""
+    """FUSE connections of a pod were aborted, usually because the pod had ended."""
 
     pod: caller.Pod
     count: int

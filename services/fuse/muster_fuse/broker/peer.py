@@ -5,8 +5,8 @@ that connected, then read /proc for its process id, then check through the pidfd
 The process's mount table is read before its namespaces: an unprivileged process can move only into
 inner namespaces, so a mount point that it saw before the move does not exist in the new ones.
 
-A request is first looked at without its descriptors, which the kernel then keeps. They are received
-in a child of the mounter, because their file system can delay closing them without limit.
+A request is first read without its descriptors, which stay in the connection's queue. They are
+received in a child of the mounter, because their file system can delay closing them without limit.
 """
 
 import contextlib
@@ -47,7 +47,7 @@ class Received(NamedTuple):
     """A request, and the process that connected.
 
     `target` describes the request's descriptor, if there is one. `lines` describe the mount of the
-    descriptor and that mount's parent, as far as the process sees them.
+    descriptor and that mount's parent, by mount id, if the process sees them.
     """
 
     request: protocol.Request
@@ -74,7 +74,7 @@ class Peer:
         self._is_closed = False
 
     def peek(self) -> protocol.Request | None:
-        """Return the request that has arrived, still without its descriptors. Raises Refusal.
+        """Return the next request, and leave it in the connection's queue. Raises Refusal.
 
         Returns None if the peer has disconnected.
         """
@@ -93,7 +93,7 @@ class Peer:
     async def receive(
         self, mounter: mounter_client.Mounter, history: job_history.JobHistory
     ) -> jobs.Outcome:
-        """Receive the packet with its descriptors in a child of the mounter."""
+        """Receive the packet with its descriptors in a child of the mounter; return the outcome."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with ours, theirs:
             try:
@@ -107,7 +107,7 @@ class Peer:
                     self.descriptors = [*map(mounter_client.PodDescriptor, received)]
 
     def request(self) -> protocol.Request | None:
-        """Return the request that was received; None if nothing was. Raises Refusal."""
+        """Return the received request; None if no packet was received. Raises Refusal."""
         if not self._message:
             return None
         count, is_cut = receiving.HEADER.unpack_from(self._message)
@@ -141,14 +141,14 @@ class Peer:
             return Received(request, process, _own(), target, lines)
 
     def undiscarded(self) -> list[mounter_client.PodDescriptor]:
-        """Return what must be discarded before `close`, and receive nothing more."""
+        """Stop receiving; return the descriptors that must be discarded before `close`."""
         left = [descriptor for descriptor in self.descriptors if not descriptor.is_taken]
         if not self._drain():
             left.append(mounter_client.PodDescriptor(self.connection.fileno()))
         return left
 
     def _drain(self) -> bool:
-        """Receive nothing more; return False if descriptors are left that nobody has received.
+        """Stop receiving, and drop unread packets; return False if one may carry descriptors.
 
         Closing with an unread packet would reset the connection before the peer reads the reply.
         """
@@ -168,7 +168,7 @@ class Peer:
         return False
 
     def close(self) -> None:
-        """Close the connection, and what the pod had sent; the pod can no longer delay that."""
+        """Close the connection and its descriptors, after those of the pod were discarded."""
         with self._lock:
             self._is_closed = True
             self.connection.close()
@@ -178,7 +178,7 @@ class Peer:
             self.pidfd, self.descriptors = -1, []
 
     def _identify(self) -> tuple[int, int, int]:
-        """Return the process, user and group ids at the time of connecting. Raises Refusal."""
+        """Open the peer's pidfd; return its process, user and group ids. Raises Refusal."""
         raw = self.connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
         pid, uid, gid = _UCRED.unpack(raw)
         if pid <= 0:
@@ -248,7 +248,7 @@ def _read_process(pid: int, *, uid: int, gid: int) -> caller.Process:
 
 
 def _owner(namespace: Path) -> int:
-    """Return the user namespace that owns a namespace."""
+    """Return the inode number of the user namespace that owns a namespace."""
     entered = os.open(namespace, os.O_RDONLY | os.O_CLOEXEC)
     try:
         owner = fcntl.ioctl(entered, _NS_GET_USERNS)
@@ -278,8 +278,8 @@ def _lines(pid: int, mount_id: int) -> dict[int, caller.MountLine]:
 def _mountinfo(pid: int, mount_id: int) -> Iterator[str]:
     """Yield the mountinfo lines that start with a mount's id, without decoding the other lines.
 
-    Only the kernel's line ends split lines: names may contain other characters at which Python
-    splits.
+    Lines are split only at line feeds: names may contain other characters at which Python would
+    split them.
     """
     start = b"%d " % mount_id
     left = _MOUNTINFO_BYTES_MAX

@@ -21,9 +21,12 @@ _TURN_S: Final = 5.0
 _REFUSALS_MAX: Final = 4096
 _DISCARD_RETRY_S: Final = 1.0
 _CLOSE_S: Final = 1.0
-"""How long the end of a pod waits for its connections to be closed."""
+"""How long the removal of a pod's socket waits for the pod's connections to close."""
 _STOP_S: Final = 8.0
-"""The same for the end of the broker, which the last of them would keep from ending."""
+"""How long the broker's shutdown waits for the connections of all pods to close.
+
+The exit of the process closes the connections that are left, and that may hang.
+"""
 
 
 class _Served:
@@ -93,7 +96,7 @@ class Broker:
             await served.listener.stop(wait_s=_CLOSE_S)
 
     async def release(self, pod_uid: str) -> int:
-        """End the FUSE connections that an ended pod left behind; return their number."""
+        """Abort the FUSE connections that an ended pod left behind; return their number."""
         self._histories.pop(pod_uid, None)
         return await self._ledger.release(pod_uid)
 
@@ -164,7 +167,7 @@ class Broker:
         return request
 
     async def _discard(self, served: _Served, connected: peer.Peer) -> None:
-        """Have all closed that the pod has sent over a connection, and whose closing may hang."""
+        """Have the mounter close the descriptors that the pod has sent over a connection."""
         left = connected.undiscarded()
         for descriptor in left:
             while not descriptor.is_taken:
@@ -177,9 +180,9 @@ class Broker:
             await asyncio.sleep(_DISCARD_RETRY_S)
 
     async def _free(self, served: _Served, outcome: jobs.Outcome) -> None:
-        """End the FUSE connections that the closing of what a pod has sent waits for."""
+        """Abort the pod's unresponsive FUSE connections if a job is stuck closing a descriptor."""
         if outcome.stage == "stuck":
-            reason = "its daemon does not let a file be closed that the pod has sent to the broker"
+            reason = "its daemon delays the closing of a file that the pod has sent to the broker"
             await self._ledger.abort_unanswered(served.pod.uid, reason)
 
     async def _do(self, served: _Served, connected: peer.Peer, request: protocol.Request) -> bytes:
@@ -211,7 +214,7 @@ class Broker:
 
     @contextlib.asynccontextmanager
     async def _turn(self, served: _Served) -> AsyncIterator[None]:
-        """Wait until no other request from the pod is in progress. Raises Refusal."""
+        """Run the block while no other request from the pod is in progress. Raises Refusal."""
         try:
             async with asyncio.timeout(_TURN_S):
                 await served.turn.acquire()

@@ -1,8 +1,8 @@
 """Adapter: a pod's socket: accepts connections, limited in number and rate.
 
-A pod can delay the closing of the descriptors that it has sent, without limit. So `discard` closes
-them elsewhere, before the connection is closed and its slot is free: a pod can block its own
-connections, but nothing else.
+A pod can delay the closing of the descriptors that it has sent, without limit. So `discard` has
+another process close them before the connection is closed and its slot is free: a pod can block
+only its own connections.
 """
 
 import asyncio

@@ -1,28 +1,28 @@
-"""Adapter: the event loop: how a pod's jobs went, and how many it may have at once when slow."""
+"""Adapter: the event loop: records whether a pod's jobs are slow, and limits those of slow pods."""
 
 import asyncio
 import math
 from typing import Final
 
 _QUICK_S: Final = 0.5
-"""How long a job may take before its pod counts as slow; a mount takes some 10 ms."""
+"""How long a job may take before its pod counts as slow; a mount takes about 10 ms."""
 _QUICK_WAITING_S: Final = 2.0
 """The same for a mount that waits for its daemon, and an unmount that waits for its users."""
 _SLOW_MIN_S: Final = 30.0
-"""How long a pod counts as slow after a job that was not quick.
+"""How long a pod counts as slow after a first slow job.
 
-Each further such job doubles it, until the pod has been quick for `_SLOW_MAX_S`.
+Each further slow job doubles this time, unless the pod has not been slow for `_SLOW_MAX_S`.
 """
 _SLOW_MAX_S: Final = 600.0
 _SLOW_JOBS_MAX: Final = 2
-"""How many slots for jobs of slow pods one pod may take."""
+"""The maximum number of the slots for slow pods that one pod may use at the same time."""
 
 
 class JobHistory:
-    """How the jobs of one pod went. After a slow job, they wait only for jobs of other slow pods.
+    """Records whether the jobs of one pod are slow. Slow pods have separate slots for jobs.
 
-    So pods that make their jobs slow, or let them wait for what never comes, delay others only
-    until they count as slow.
+    So a pod that makes its jobs slow, for example with a daemon that never answers, delays other
+    pods only until it counts as slow.
     """
 
     def __init__(self, *, can_be_slow: bool = True) -> None:
@@ -38,7 +38,7 @@ class JobHistory:
         return self._can_be_slow and now < self._slow_until
 
     def record(self, *, took_s: float, is_waiting: bool, now: float) -> None:
-        """Record how long the mounter took for a job."""
+        """Record the duration of a job; `is_waiting`: it also waited for processes of the pod."""
         if took_s > (_QUICK_WAITING_S if is_waiting else _QUICK_S):
             was_quick = now - self._slow_until > _SLOW_MAX_S
             self._slow_s = _SLOW_MIN_S if was_quick else min(2 * self._slow_s, _SLOW_MAX_S)

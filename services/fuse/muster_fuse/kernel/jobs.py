@@ -59,13 +59,13 @@ class UnmountJob(NamedTuple):
 
 
 class ReceiveJob(NamedTuple):
-    """A request to receive a packet, and to pass on those descriptors that close at once."""
+    """A request to receive a packet and pass it on, with its descriptor only if it is O_PATH."""
 
 
 class DiscardJob(NamedTuple):
     """A request to close a descriptor that a pod has sent, or a pod's connection.
 
-    With the connection, those descriptors are closed that nobody has received from it.
+    With a connection, the descriptors in its unread packets are closed as well.
     """
 
 

@@ -1,12 +1,12 @@
 """Adapter: system calls: mounts or unmounts in a pod's namespace, step by step, in a child process.
 
-| step    | what                                                                               |
+| step    | action                                                                             |
 |---------|------------------------------------------------------------------------------------|
 | prepare | the process forbids tracing, imports nothing more, and keeps only what it needs    |
 | access  | the caller must be allowed to write to the mount point; checked as the caller      |
 | enter   | /dev/fuse is opened in the user namespace that will own the mount; the mount       |
 |         | namespace is entered; the caller must still be running                             |
-| create  | the file system is created with its parameters; nobody sees it yet                 |
+| create  | the file system is created with its parameters; it is not visible yet              |
 | attach  | the mount is attached to the mount point                                           |
 | reply   | the caller receives /dev/fuse; if it does not, the mount is removed                |
 
@@ -61,7 +61,7 @@ class Host(NamedTuple):
 
 
 def prepare(*, parent: int, keep: tuple[int, ...]) -> Host:
-    """Drop the privileges that a child does not need; return the descriptors that it needs."""
+    """Forbid tracing and imports, close all descriptors except `keep`, and open the host's."""
     with step("prepare", "prepare"):
         _protect(parent)
         # a module that is imported from now on could come from a container
@@ -301,8 +301,9 @@ def _reply(asking: socket.socket, packet: bytes, descriptors: tuple[int, ...]) -
 def _check_unused(peer: int, root: int, *, lazy: bool) -> None:
     """Raise OSError with EBUSY while another mount or a process uses the mount with this root.
 
-    What begins to use the mount from now on keeps it, as after a lazy unmount. A mount that covers
-    the whole mount would be removed in its place, so it is refused in both cases.
+    A process that begins to use the mount after this check keeps using it, as after a lazy unmount.
+    If another mount covers the whole mount, the kernel would remove that one instead, so this is an
+    error even if `lazy` is set.
     """
     users = mount_users.MountUsers(peer, syscalls.status(root))
     if users.is_covered():

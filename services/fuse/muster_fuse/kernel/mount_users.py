@@ -1,9 +1,10 @@
 """Adapter: /proc: finds what keeps a mount in use: processes, and mounts that are attached to it.
 
-No FUSE daemon is asked, because it might not answer. Not seen are processes that have moved to
-another mount namespace with files of the mount open, and threads whose first thread has ended: if
-only these use a mount, it is removed as if lazily. Only small modules of the standard library are
-imported, and text files are read as bytes, because decoding would import a codec.
+No request is sent to a FUSE daemon, because it might not answer. Two kinds of users are not found:
+processes that have moved to another mount namespace with files of the mount open, and threads whose
+first thread has ended. If only these use a mount, it is removed as if lazily. Only small modules of
+the standard library are imported, and text files are read as bytes, because decoding would import a
+codec.
 """
 
 import contextlib
@@ -23,7 +24,10 @@ class _Mount(NamedTuple):
 
 
 class MountUsers:
-    """What uses a mount in the namespace of the process behind a pidfd. Its calls raise OSError."""
+    """Finds the users of a mount in the mount namespace of the process with this pidfd.
+
+    Its methods raise OSError.
+    """
 
     def __init__(self, pidfd: int, mount: syscalls.Status) -> None:
         self._process = f"{_PROC}/{_process_id(pidfd)}"
@@ -40,7 +44,7 @@ class MountUsers:
         return any(True for _ in self._attached())
 
     def has_processes(self) -> bool:
-        """Return whether a process has its directory, a file or mapped memory on the mount."""
+        """Return whether a process has a directory, an open file or mapped memory on the mount."""
         return any(self._uses(f"{_PROC}/{name}") for name in _names(_PROC) if name.isdecimal())
 
     def _attached(self) -> Iterator[_Mount]:

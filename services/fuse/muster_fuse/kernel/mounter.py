@@ -12,9 +12,9 @@ process. It receives jobs on a SOCK_SEQPACKET socket:
 | stuck job, sent   | 0, 4 bytes; the number of the job, 4 bytes; 1 when its child gets stuck, 0  |
 |                   | when that ends, 4 bytes                                                    |
 
-The last process that closes a descriptor of a pod may hang, and that must be a child. So the broker
-keeps the job's descriptors open until it has the answer STARTED; `held` is a pipe that it closes
-when it has closed the descriptor before `held`, for which the child waits.
+The last process that closes a descriptor of a pod may hang, so that process must be a child. The
+broker keeps the job's descriptors open until it has the answer STARTED. Then it closes the
+descriptor listed before `held`, and its end of the pipe `held`; the child waits for that.
 
 A child sends its own answer. If it was killed, at its deadline or otherwise, the mounter answers
 instead. A child that does not end after it was killed hangs in the kernel: it is stuck, and is
@@ -41,12 +41,12 @@ from muster_fuse.kernel import jobs, mount_steps, receiving, self_test, syscalls
 CHILDREN_MAX: Final = 64
 """The maximum number of children that are not stuck."""
 STUCK_MAX: Final = 256
-"""The maximum number of stuck children; a pod has only a few, because it is then refused."""
+"""The maximum number of stuck children; a pod with stuck children gets no further ones."""
 DEADLINE_S: Final = 5.0
 SYNC_INIT_DEADLINE_S: Final = 2 * mount_steps.CONTINUE_S
 """The deadline of a mount with `sync_init`, which waits for the caller and for the daemon."""
 RECEIVE_DEADLINE_S: Final = 2.0
-"""The deadline for receiving a packet, which waits only for files that a pod must not send."""
+"""The deadline for receiving or closing descriptors, which only a hostile pod can delay."""
 STUCK_S: Final = 1.0
 """How long a killed child may take to end before it counts as stuck."""
 NUMBER: Final = struct.Struct("<I")
@@ -157,7 +157,7 @@ class _Mounter:
                 os.close(descriptor)
 
     def _start(self, number: int, job: jobs.Job, descriptors: list[int]) -> None:
-        """Fork a child, which begins when this process has closed the job's descriptors.
+        """Fork a child, which begins its job when this process has closed the job's descriptors.
 
         This process closes them even if it cannot fork: the broker still has them open.
         """
@@ -210,9 +210,9 @@ _LATE: Final = jobs.Outcome(errno.ETIMEDOUT, "the job did not end in time", "dea
 
 
 def _take_over(held: int, report: Callable[[jobs.Outcome], None]) -> None:
-    """Report that this child has the job's descriptors, and wait until the broker has closed one.
+    """Report that this child has the job's descriptors; wait until the broker has closed its own.
 
-    `held` is the reading end of a pipe, whose other end the broker closes then.
+    `held` is the reading end of a pipe; the broker then closes the other end.
     """
     report(jobs.Outcome(stage=jobs.STARTED))
     os.read(held, 1)

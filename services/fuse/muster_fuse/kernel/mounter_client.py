@@ -22,7 +22,7 @@ import structlog
 from muster_fuse.kernel import job_history, jobs, mounter
 
 JOBS_MAX: Final = 16
-"""How many jobs may run at once for each kind of slot; others wait."""
+"""How many jobs of each kind may run at the same time; further jobs wait."""
 _SLOT_S: Final = 5.0
 _MARGIN_S: Final = 3.0
 """How long the mounter may take to answer after a child's deadline."""
@@ -50,10 +50,10 @@ class PodDescriptor:
     def __init__(self, number: int) -> None:
         self.number = number
         self.is_taken = False
-        """Whether a child closes it; the number then refers to `/dev/null` in this process."""
+        """Whether a child has taken it over; the number then refers to /dev/null here."""
 
     def let_go(self) -> None:
-        """Point the number at `/dev/null`; a closed number could be reused while others use it."""
+        """Replace the file by /dev/null, so that the number stays in use until it is closed."""
         nothing = os.open("/dev/null", os.O_PATH | os.O_CLOEXEC)
         os.dup2(nothing, self.number, inheritable=False)
         os.close(nothing)
@@ -73,7 +73,7 @@ class _Sent:
         """The mount that was made, which may have been attached even if the job failed."""
 
     def receive(self, outcome: jobs.Outcome) -> None:
-        """Receive the next of the job's outcomes, of which the last is final."""
+        """Process an outcome of the job; only the last outcome of a job is final."""
         match outcome.stage:
             case jobs.STARTED:
                 self.started.set_result(None)
@@ -84,7 +84,7 @@ class _Sent:
 
 
 class _Slots(enum.Enum):
-    """The kinds of jobs that wait for each other."""
+    """The kinds of jobs; each kind has its own slots, so no kind delays another."""
 
     QUICK = enum.auto()
     SYNC_INIT = enum.auto()
@@ -162,9 +162,9 @@ class Mounter:
     async def receive(
         self, *, connection: int, passing: int, history: job_history.JobHistory | None = None
     ) -> jobs.Outcome:
-        """Receive a packet from `connection`, and send over `passing` what closes at once.
+        """Receive a packet from `connection`, and pass it on over `passing`.
 
-        If the pod delays the closing of another descriptor, the job is late.
+        The job misses its deadline if the pod delays the closing of a descriptor in the packet.
         """
         descriptors = (connection, passing)
         wait_s = mounter.RECEIVE_DEADLINE_S
@@ -173,9 +173,9 @@ class Mounter:
     async def discard(
         self, descriptor: PodDescriptor, history: job_history.JobHistory | None = None
     ) -> jobs.Outcome:
-        """Have a child close a descriptor, or a connection with those descriptors still in it.
+        """Have a child close a descriptor, or a connection with the descriptors in its queue.
 
-        If no child could be started, the descriptor is not taken.
+        If no child can be started, `descriptor.is_taken` stays false.
         """
         wait_s = mounter.RECEIVE_DEADLINE_S
         return await self._do(
@@ -190,7 +190,7 @@ class Mounter:
         root: PodDescriptor,
         history: job_history.JobHistory | None = None,
     ) -> jobs.Outcome:
-        """Have a child remove the mount whose root is `root`, and close the descriptor."""
+        """Have a child remove the mount whose root is `root`, and close that descriptor."""
         wait_s = self._deadline_s
         return await self._do(job, (peer,), wait_s=wait_s, history=history, taken=root)
 
@@ -207,7 +207,7 @@ class Mounter:
         history: job_history.JobHistory | None = None,
         taken: PodDescriptor | None = None,
     ) -> jobs.Outcome:
-        """Do a job in a free slot, with `descriptors` and with one that the child takes over."""
+        """Send a job once a slot is free; return its outcome. The child takes over `taken`."""
         history = history or job_history.JobHistory()
         kind = _Slots.SYNC_INIT if _is_sync(job) else _Slots.QUICK
         slots = [self._slots[kind]]
@@ -269,9 +269,9 @@ class Mounter:
     async def _hand_over(
         self, number: int, message: bytes, descriptors: tuple[int, ...], taken: PodDescriptor
     ) -> _Sent:
-        """Send a job with its descriptors; once a child has them, let go of the one that it takes.
+        """Send a job with its descriptors; once a child has them, replace `taken` by /dev/null.
 
-        The child waits for that, so that it is the last to close what the descriptor referred to.
+        The child waits for that, so that it is the last process to close the file of `taken`.
         """
         held, holding = os.pipe()
         try:
@@ -338,7 +338,10 @@ class Mounter:
         return status
 
     async def _ended(self, process: asyncio.subprocess.Process) -> int:
-        """Return the exit status of a mounter; soon after it was killed, even while it hangs."""
+        """Wait until a mounter ends; return its exit status.
+
+        If it was killed but hangs in the kernel, return the status of a killed process.
+        """
         ending = asyncio.create_task(process.wait())
         try:
             while not ending.done():

@@ -1,9 +1,10 @@
-"""Adapter: a pod's connection: receives a packet, or discards what is left, in a mounter's child.
+"""Adapter: a pod's connection: receives packets or discards them, in a child of the mounter.
 
 A pod chooses the descriptors that it sends, and its file system can delay the closing of a
 descriptor without limit: the process that closes it then cannot be killed. So they are received and
-closed in a process that nothing else needs. It passes on a descriptor only if it is the only one
-and was opened with O_PATH: even that may be the last reference to a mount, and be slow to close.
+closed in a separate process. It passes a descriptor on only if the packet has no other descriptor
+and this one was opened with O_PATH; even then, it may be the last reference to a mount, and its
+closing may be slow.
 """
 
 import contextlib
@@ -17,7 +18,7 @@ from muster_fuse import protocol
 from muster_fuse.kernel import jobs
 
 HEADER: Final = struct.Struct("<I?")
-"""What precedes a packet that is passed on.
+"""The header of a packet that is passed on.
 
 It has the number of descriptors, and whether the packet or the descriptors were truncated.
 """
@@ -30,7 +31,7 @@ The kernel drops and reports further descriptors.
 
 
 CREDENTIALS: Final = socket.CMSG_SPACE(struct.calcsize("i2I"))
-"""The room for the credentials of a packet's sender."""
+"""The space for the credentials of a packet's sender, in bytes."""
 
 
 def receive(connection: int, passing: int) -> jobs.Outcome:
@@ -59,7 +60,7 @@ def receive(connection: int, passing: int) -> jobs.Outcome:
 
 
 def discard(discarded: int) -> jobs.Outcome:
-    """Close a descriptor that nobody else has open, or a drained connection with all that is left.
+    """Close an O_PATH descriptor, or receive all packets of a connection and close it.
 
     Closing with an unread packet would reset the connection before the peer reads the reply.
     """

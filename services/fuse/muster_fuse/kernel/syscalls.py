@@ -127,7 +127,7 @@ def fsconfig_create(context: int) -> None:
 def fsconfig_create_new(context: int) -> None:
     """Create the file system that a context describes; EBUSY if it names an existing one.
 
-    Linux before 6.6 then uses the existing one.
+    Before Linux 6.6, the existing one is used instead.
     """
     try:
         _call(431, context, _FSCONFIG_CMD_CREATE_EXCL, None, None, 0)

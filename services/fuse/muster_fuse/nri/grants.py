@@ -61,7 +61,7 @@ class Decision(enum.Enum):
 def decide(
     container: Container, annotations: Mapping[str, str], *, namespaces: Sequence[str]
 ) -> Decision | Denied:
-    """Return whether a container gets the device; `namespaces` are shell patterns."""
+    """Return the decision on a container, or why it is denied; `namespaces` are shell patterns."""
     own = f"{ANNOTATION}.container.{container.name}"
     key = own if own in annotations else ANNOTATION
     value = annotations.get(key, "false")

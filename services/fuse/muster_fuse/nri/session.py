@@ -61,7 +61,7 @@ class Granted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Rejected(msgspec.Struct, frozen=True, kw_only=True):
-    """A container that will not start."""
+    """A container that will not start, because it was denied the device."""
 
     container: grants.Container
     denied: grants.Denied

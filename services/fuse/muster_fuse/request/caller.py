@@ -43,7 +43,7 @@ class Unclear(ValueError):
 
 
 class Process(NamedTuple):
-    """The data about the process that connected, read while it was alive.
+    """The data about the process that connected, read while it was running.
 
     `cgroup`, `status`, `uid_map` and `gid_map` are the texts of those files in /proc/<pid>.
     `connected_uid` and `connected_gid` are its effective ids when it connected. The namespaces are
@@ -101,7 +101,7 @@ class MountLine(NamedTuple):
 
 
 def pod_uid(cgroup: str) -> str | None:
-    """Return the uid of the pod that a process belongs to, or None.
+    """Return the uid of the pod that a process belongs to, from its cgroup file, or None.
 
     Raises Unclear. The outermost pod is used, because a container may be allowed to create cgroups
     below its own.
@@ -144,7 +144,7 @@ def ids(status: str) -> Ids:
 
 
 def seen_inside(id_: int, id_map: str) -> int:
-    """Convert an id to a user namespace, using its uid_map or gid_map. Raises Unclear."""
+    """Return an id as seen in a user namespace with this uid_map or gid_map. Raises Unclear."""
     for line in _lines(id_map):
         try:
             inside, outside, count = map(int, line.split())
@@ -158,9 +158,9 @@ def seen_inside(id_: int, id_map: str) -> int:
 def identify(process: Process, *, own_user_namespace: int) -> jobs.Caller:
     """Return the mounter's description of the process. Raises Unclear.
 
-    Only a process that is root in the namespace now, and was root when it connected, may override
-    permissions. Otherwise a program with file capabilities could inherit a connection of a process
-    without them.
+    Only a process that is root in its user namespace now, and was root when it connected, may
+    override permissions. Otherwise a program with file capabilities could inherit a connection of a
+    process without them.
     """
     now = ids(process.status)
     if (now.uid, now.gid) != (process.connected_uid, process.connected_gid):

@@ -63,7 +63,7 @@ class Reason(enum.StrEnum):
 
 
 class Refusal(Exception):
-    """A refused request: its reason, its errno, and a line with advice."""
+    """A refused request: its reason, its errno, and a line of text for the user."""
 
     def __init__(self, reason: Reason, errno_: int, text: str) -> None:
         super().__init__(text)
@@ -100,9 +100,9 @@ def check_caller(
 def check_target(
     target: caller.Descriptor, line: caller.MountLine | None, *, fuse_on_fuse: bool
 ) -> None:
-    """Refuse a mount point where others would see the mount or be misled by it.
+    """Raise Refusal if a mount point is protected, shared, or on an unsuitable file system.
 
-    Raises Refusal. `line` is the descriptor's mount, as the process sees it.
+    `line` is the descriptor's mount, as the process sees it.
     """
     line = _visible(target, line)
     if _is_protected(target.path):
@@ -152,7 +152,7 @@ def unmount_job(
     root: caller.Descriptor,
     lines: Mapping[int, caller.MountLine],
 ) -> jobs.UnmountJob:
-    """Return the job for a request to unmount, if the mount is the caller's. Raises Refusal.
+    """Return the job for a request to unmount. Raises Refusal if the caller may not do that.
 
     `lines` describes, by mount id, the mount whose root was sent and that mount's parent.
     """
@@ -174,7 +174,7 @@ def unmount_job(
 
 
 def shown(text: str) -> str:
-    """Make a name that a pod has chosen safe to print in a line of text."""
+    """Make a name that a pod has chosen printable on one line, and cut it if it is long."""
     return escaping.plain(text)[:_SHOWN_MAX]
 
 

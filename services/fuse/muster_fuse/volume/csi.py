@@ -76,7 +76,7 @@ class Driver:
         request: csi.NodePublishVolumeRequest,
         context: rpc.Context[csi.NodePublishVolumeRequest, csi.NodePublishVolumeResponse],
     ) -> csi.NodePublishVolumeResponse:
-        """Mount a volume with the pod's socket, or abort with the reason."""
+        """Mount a volume with the pod's socket, or abort the call with the reason."""
         try:
             wanted = publication.wanted(
                 request.volume_id,

@@ -56,7 +56,7 @@ def make(directory: Path, helper: Path) -> None:
 
 
 def has(path: Path, is_kind: Callable[[int], bool]) -> bool:
-    """Return whether there is a file of a kind at a path in a pod's file system.
+    """Return whether a path in a pod's file system exists and is a file of this kind.
 
     A symbolic link that root in the pod may have made is not followed. Raises OSError.
     """

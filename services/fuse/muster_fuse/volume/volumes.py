@@ -1,7 +1,7 @@
 """Adapter: mounts, sockets and records: manages the volumes of the node's pods.
 
 A record is written before any part of a volume exists and removed after every part was removed, so
-that a broker that was killed in between can clean up. Every step may be repeated.
+that the broker can clean up if it was killed in between. Every step may be repeated.
 """
 
 import asyncio

@@ -56,7 +56,7 @@ class Holder(NamedTuple):
 
 
 def worked_ticks(holder: Holder) -> int | None:
-    """Return the processor time of a holder, in ticks; None if it has closed the device."""
+    """Return the processor time of a holder, in ticks; None if it no longer has the device."""
     process = _PROC / str(holder.pid)
     try:
         fields = _stat(process)
@@ -69,7 +69,7 @@ def worked_ticks(holder: Holder) -> int | None:
 
 
 def holders(pods: Collection[str], *, everywhere: bool) -> Iterator[Holder]:
-    """Yield the processes of these pods, or of all, that have /dev/fuse open.
+    """Yield the processes of these pods, or of the whole node, that have /dev/fuse open.
 
     A process is yielded once for each connection.
     """
@@ -194,9 +194,10 @@ def _processes() -> list[Path]:
 
 
 def _held(process: Path, descriptor: str) -> int | None:
-    """Return the connection that a descriptor serves. Raises ValueError if it is another file.
+    """Return the connection that a descriptor serves; None if the kernel does not show it.
 
-    No path is followed: a pod's file may be on a file system that hangs.
+    Raises ValueError if the descriptor is not /dev/fuse. No path is followed: a pod's file may be
+    on a file system that hangs.
     """
     if (process / "fd" / descriptor).readlink().name != _DEVICE:
         raise ValueError("not the device")

@@ -17,10 +17,10 @@ from muster_labeler.check import findings
 from muster_labeler.check.findings import ClusterView, Commands, Finding, Id, Severity
 
 _REFUSALS: Final = frozenset({"NotTriggerScaleUp", "FailedScheduling"})
-"""The event reasons by which the Cluster Autoscaler and Karpenter say that no node is added."""
+"""The event reasons with which Cluster Autoscaler and Karpenter report that they add no node."""
 _INSUFFICIENT: Final = re.compile(r"Insufficient ([-a-z0-9.]+/fuse[-_.A-Za-z0-9]*)")
 _KARPENTER: Final = re.compile(r"(no instance type [^,]+).* (resources=.*/fuse.*)", re.DOTALL)
-"""Karpenter's message: what no instance type satisfies, and all that the pod requests.
+"""Karpenter's message: why no instance type is suitable, and all resources that the pod requests.
 
 The message does not name the missing resource (v1.14,
 pkg/controllers/provisioning/scheduling/nodeclaim.go).

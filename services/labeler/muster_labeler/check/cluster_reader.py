@@ -188,7 +188,7 @@ class ClusterReader:
         return None if metadata is None else {entry.name: entry.labels or {} for entry in metadata}
 
     async def slices(self) -> list[model.ResourceSlice]:
-        """Return the devices that DRA lists; empty without DRA or permission."""
+        """Return the ResourceSlices of DRA; empty without DRA or permission."""
         for path in _SLICES:
             slices = await self._all(
                 path, scheduling.ResourceSlice, projection.slice_of, is_optional=True
@@ -198,7 +198,10 @@ class ClusterReader:
         return []
 
     async def reports(self, namespace: str) -> tuple[dict[str, sources.Kinds], frozenset[str]]:
-        """Return the plugins' reports from the labeler's ConfigMap; empty if it is unreadable."""
+        """Return the GPUs by node, and the simulated nodes, from the labeler's ConfigMap.
+
+        Both are empty if it cannot be read.
+        """
         path = f"/api/v1/namespaces/{namespace}/configmaps/{projection.INVENTORY_CONFIG_MAP}"
         answer = await self._api.request("GET", path, timeout_s=self._left_s())
         if not answer.is_ok:
@@ -221,7 +224,7 @@ class ClusterReader:
     async def autoscalers(
         self, *, is_optional: bool
     ) -> tuple[findings.ClusterAutoscaler | None, findings.Karpenter | None]:
-        """Return the autoscalers that are visible in this cluster."""
+        """Return the Cluster Autoscaler and Karpenter, each None if it is not visible."""
         permission = AUTOSCALER[-1]
         deployments = await self._all(
             _DEPLOYMENTS,

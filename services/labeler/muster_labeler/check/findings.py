@@ -223,8 +223,8 @@ def exit_code(report: Report, *, strict: bool) -> Exit:
 class Unread:
     """Objects that could not be read, and whether permission is missing.
 
-    Without needed objects (`is_needed`), nothing can be decided; optional sources may be absent or
-    hidden.
+    If `is_needed`, nothing can be decided without these objects. Others are optional: they may be
+    absent or hidden.
     """
 
     what: str

@@ -86,12 +86,12 @@ class Row:
 
     @property
     def gpu(self) -> str:
-        """Return the best source's report about the node's GPUs."""
+        """Return the best source's description of the node's GPUs; `?` without a source."""
         return self.status.identity.best.text if self.status.identity.best else "?"
 
     @property
     def source(self) -> str:
-        """Return the best source of the GPUs' name."""
+        """Return the best source of the GPUs' name; `-` without a source."""
         return self.status.identity.best.source if self.status.identity.best else "-"
 
     @property

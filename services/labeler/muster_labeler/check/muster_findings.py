@@ -14,7 +14,7 @@ _STARTS: Final = timedelta(seconds=30)
 
 
 def evaluate(view: ClusterView, commands: Commands) -> Iterable[Finding]:
-    """Yield findings about muster's unready pods and its volume claims without a StorageClass."""
+    """Yield the findings about muster's pods and its volume claims."""
     for claim in view.own_claims:
         if claim.status.phase == "Pending" and not claim.spec.storage_class_name:
             yield findings.finding(
@@ -63,7 +63,7 @@ def evaluate(view: ClusterView, commands: Commands) -> Iterable[Finding]:
 
 
 def _writes_below_dev(pod: objects.Pod) -> bool:
-    """Return whether a plugin runs with a mount of /dev that is not recursively read-only."""
+    """Return whether a running plugin has no recursively read-only mount of /dev."""
     is_plugin = (pod.metadata.labels or {}).get(_NAME) == "muster-plugin"
     mounts = [mount for status in pod.container_statuses for mount in status.volume_mounts or ()]
     is_recursive = any(

@@ -60,7 +60,7 @@ def evaluate(
 
 
 def _command(each: PluginFinding, commands: Commands) -> str:
-    """Return the command that helps: delete the plugin's pod, or show a log or a list."""
+    """Return a finding's command, which deletes the plugin's pod, or shows a log or an object."""
     namespace, _, name = each.pod.partition("/")
     match each.kind:
         case Kind.POOL | Kind.SAME_DEVICE:

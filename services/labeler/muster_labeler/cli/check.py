@@ -249,7 +249,7 @@ def _unread(unread: Iterable[findings.Unread], commands: findings.Commands) -> I
 
 
 def _is_notable(entry: findings.Unread) -> bool:
-    """Return whether an unreadable source is optional, so that a note is enough."""
+    """Return whether a note is enough, because access to an optional source is forbidden."""
     return entry.is_forbidden and not entry.is_needed
 
 

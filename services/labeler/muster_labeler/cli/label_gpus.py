@@ -160,7 +160,10 @@ async def _write_all(
     *,
     with_condition: Sequence[model.Node],
 ) -> int:
-    """Write the planned rows; `with_condition` are the nodes with muster's condition."""
+    """Write the planned rows, once confirmed, and print the result; return the exit code.
+
+    `with_condition` are the nodes with muster's condition.
+    """
     work = [row for row in rows if row.step in {Step.WRITE, Step.REMOVE}]
     is_refused = any(row.step is Step.REFUSE for row in rows)
     is_unlabelling = request.label is None
@@ -240,7 +243,7 @@ async def is_confirmed(command: str, api: kubernetes_api.Api, action: str) -> bo
 async def _ask(question: str) -> bool:
     """Ask a question on the terminal; only `y` and `yes` mean yes.
 
-    The event loop reads the answer, not a thread, so that Ctrl-C ends the command at once.
+    The event loop reads the answer, not a thread, so that Ctrl-C ends the command immediately.
     """
     output.ask(f"{question} [y/N]")
     loop, file = asyncio.get_running_loop(), sys.stdin.fileno()

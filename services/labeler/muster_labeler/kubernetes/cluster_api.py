@@ -150,7 +150,7 @@ class NodeApi:
         self._timeout_s = timeout_s
 
     async def get(self, name: str) -> model.Node | Failure:
-        """Return a node."""
+        """Return a node, or the failure if it cannot be read."""
         answer = await self._api.request("GET", f"{NODES_PATH}/{name}", timeout_s=self._timeout_s)
         if not answer.is_ok:
             return _failure("get", name, answer)
@@ -168,9 +168,9 @@ class NodeApi:
         drop: Collection[str] = (),
         force: bool = False,
     ) -> model.Node | Failure:
-        """Write labels and their provenance, and remove those in `drop`; return the node read back.
+        """Write labels and their provenance, and remove those in `drop`.
 
-        Muster's other labels stay.
+        Returns the node as read back, or the failure. Muster's other labels stay.
 
         The patch contains the node's uid, so that a node deleted in the meantime is a conflict;
         without it server-side apply would create the node (apiserver endpoints/handlers/patch.go).
@@ -186,7 +186,7 @@ class NodeApi:
         return await self._apply(node, metadata, expected, force=force)
 
     async def unlabel(self, node: model.Node) -> model.Node | Failure:
-        """Remove muster's labels from a node by applying an empty set; return the new node."""
+        """Remove muster's labels by applying an empty set; return the new node, or the failure."""
         metadata = {"name": node.name, "uid": node.uid}
         removed: dict[str, str | None] = dict.fromkeys(node.our_labels)
         return await self._apply(node, metadata, removed, force=False)
@@ -297,7 +297,7 @@ async def missing_permissions(
 async def log_missing_permissions(
     api: kubernetes_api.Api, permissions: Sequence[Permission], *, timeout_s: float
 ) -> None:
-    """Log all missing permissions at once, rather than one by one when they are needed."""
+    """Log all missing permissions together, rather than one by one when they are needed."""
     missing = await missing_permissions(api, permissions, timeout_s=timeout_s)
     if missing:
         logs.logger().warning("permissions_missing", permissions=[str(entry) for entry in missing])

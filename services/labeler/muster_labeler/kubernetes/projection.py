@@ -87,7 +87,7 @@ class UnreadableInventory(ValueError):
 class _ReportedInventory(msgspec.Struct, frozen=True):
     products: list[sources.Product]
     nodes: dict[str, dict[str, int]]
-    """The number of GPUs of each product, by the product's number."""
+    """For each node, the number of GPUs of each product, by the product's index in `products`."""
     simulated: list[str] = []
 
 
@@ -311,7 +311,7 @@ def _started(statuses: Iterable[objects.ContainerStatus]) -> datetime | None:
 
 
 def _product(device: scheduling.SliceDevice) -> tuple[str, int | None, bool] | None:
-    """Return product, memory and whether this is part of a GPU; None without a product (DRA)."""
+    """Return a DRA device's product, memory, and whether it is part of a GPU; None if unnamed."""
     attributes = _without_domain(device.attributes or {})
     product = attributes.get("productName")
     if product is None or not product.string:

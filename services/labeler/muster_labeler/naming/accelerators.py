@@ -77,7 +77,7 @@ class Name:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Words:
-    """What is known of a product: the words of its model, whether it is a Quadro, and its memory.
+    """A product: the words of its model, whether it is a Quadro, and its memory.
 
     `memory_mib` is measured, else the number in the product string; None if neither is known.
     """
@@ -152,7 +152,7 @@ def _words(text: str) -> list[str]:
 
 
 def _alias(words: Sequence[str], aliases: Mapping[str, str]) -> str | None:
-    """Return the alias of a product, or None; NVML and GFD join the words differently."""
+    """Return the alias of a product, or None; only words count, not the separators between them."""
     return next((aliases[product] for product in aliases if _words(product.lower()) == words), None)
 
 
@@ -312,7 +312,7 @@ def _memory(scheme: Scheme, labels: Mapping[str, str]) -> int | None:
 
 
 def _vendor_name(value: str, memory_mib: int | None) -> Name:
-    """Return a vendor's own name, with the memory if the name alone is ambiguous."""
+    """Return the name of a known product in a vendor's label; otherwise the label's own value."""
     vendors = name(value, memory_mib)
     is_known = vendors.reason in {Reason.EXACT, Reason.MEMORY_UNKNOWN}
     return vendors if is_known else Name(value.lower(), Reason.EXACT)

@@ -26,7 +26,7 @@ MEASURES: Final = (
     *("count", "replicas", "memory", "multiprocessors", "slices.gi", "slices.ci"),
     *("engines.copy", "engines.decoder", "engines.encoder", "engines.jpeg", "engines.ofa"),
 )
-"""The numbers that are known about a GPU, or about the MIG devices of a profile."""
+"""The names of the numbers in labels about GPUs, and about the MIG devices of a profile."""
 
 _OF_RESOURCE: Final = {
     **dict.fromkeys(MEASURES, _NUMBER),

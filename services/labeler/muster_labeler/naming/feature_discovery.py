@@ -51,7 +51,7 @@ _FAMILIES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class _Share:
-    """How often each device of a resource is shared, and whether the resource is renamed."""
+    """How many replicas each device of a resource has, and whether the resource is renamed."""
 
     replicas: int
     is_renamed: bool = False
@@ -236,7 +236,7 @@ def _value(text: str) -> str:
 
 
 def _model(products: Iterable[str], *, first: Iterable[str] = ()) -> str:
-    """Return a common product: preferably one in `first`, then the most frequent, then by name."""
+    """Return one product: preferably in `first`, then the most frequent, then the first by name."""
     counts = Counter(products)
     preferred = set(first)
     return min(counts, key=lambda product: (product not in preferred, -counts[product], product))

@@ -137,9 +137,10 @@ def provenance(
 
 
 def covering_scheme(statuses: Sequence[LabelStatus]) -> str | None:
-    """Return the key of another scheme that names every GPU node with certainty, if any.
+    """Return the key of another scheme that makes SkyPilot's own label unnecessary, if any.
 
-    SkyPilot then needs no label from muster; a label on only some nodes would hide the others.
+    It names every GPU node with certainty, and no node has SkyPilot's label, which on only some
+    nodes would hide the others.
     """
     if not statuses or any(status.current is not None for status in statuses):
         return None
@@ -152,9 +153,9 @@ def covering_scheme(statuses: Sequence[LabelStatus]) -> str | None:
 
 
 def partial_schemes(statuses: Sequence[LabelStatus]) -> Mapping[str, int]:
-    """Return how many GPU nodes each of SkyPilot's schemes names, if several are in use.
+    """Return how many GPU nodes each of SkyPilot's schemes names, if SkyPilot misses some nodes.
 
-    Empty if one scheme names all GPU nodes, or no scheme names any.
+    Empty if the first scheme in use names all GPU nodes, or if no scheme is in use.
     """
     counts = {
         scheme.key: sum(_has_valid_label(status, scheme) for status in statuses)

@@ -136,8 +136,8 @@ _INSTANCE_TYPES: Final = tuple(
 )
 """The accelerator name for each pattern of instance types; if empty, the pattern's first group.
 
-A name is only a hint, and used for a label only on request: the type shows what was ordered, not
-what is there.
+A name is only a hint, and is used for a label only on request: the type shows which GPUs were
+ordered, not which GPUs the node has.
 """
 
 

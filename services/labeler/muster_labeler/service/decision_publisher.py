@@ -212,7 +212,7 @@ class NodeConditionWriter:
         self._unwritten: set[str] = set()
 
     def observe_verdict(self, verdict: vocabulary.VerdictChanged) -> bool:
-        """Store a verdict; return False if it comes from an earlier leader than the last verdict.
+        """Store a verdict; return False if it is from an earlier leader, or if there is no room.
 
         Leaders' terms grow even if their bucket is lost (see muster.nats.jetstream). Plugins that
         muster only watches have a separate limit; healthy ones are dropped to make room.

@@ -166,8 +166,8 @@ class AllOrNothing:
     """Decides whether nodes without a label may be labelled: all GPU nodes, or none.
 
     SkyPilot reads one scheme for a whole cluster: a label on some GPU nodes would hide the others.
-    Once any node has the label, every further label is an improvement. An update takes the same
-    time however many nodes there are.
+    Once any node has the label, every further label is an improvement. The time of an update does
+    not depend on the number of nodes.
     """
 
     def __init__(self) -> None:
@@ -206,7 +206,7 @@ class AllOrNothing:
         return f"on hold until all GPU nodes can be labelled; the policy does not label {names}"
 
     def covering_scheme(self) -> str | None:
-        """Return the key of another scheme that names every GPU node, if any."""
+        """Return the key of another scheme that names every GPU node, if no node is labelled."""
         marks = +self._counts
         if not marks or any(mark.is_labelled for mark in marks):
             return None
@@ -227,7 +227,7 @@ def _unnamed(status: LabelStatus, settings: config.Settings, source: str) -> Dec
 
 
 def _apply(status: LabelStatus, wanted: Decision, objection: str | None) -> Decision:
-    """Return the decision about the labels that the policy allows."""
+    """Return the decision to write the labels, to refuse them, or to hold them back."""
     if KEY not in wanted.labels:
         return wanted
     if status.current not in {None, wanted.labels[KEY]} and status.foreign_owners:

@@ -71,9 +71,9 @@ class Fleet:
         return None
 
     def observe_inventory(self, event: codec.CloudEvent) -> bool:
-        """Store a plugin's inventory; return False if it is refused, or older than what is stored.
+        """Store a plugin's inventory; return False if it is refused or outdated.
 
-        This takes the same time however many plugins and nodes there are.
+        The time that this takes does not depend on the number of plugins and nodes.
         """
         inventory = event.data
         assert isinstance(inventory, vocabulary.InventoryReported), f"{event.type}: no inventory"

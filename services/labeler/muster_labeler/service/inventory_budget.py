@@ -68,7 +68,7 @@ class InventoryBudget:
 
 
 class Backlog:
-    """How long messages of a stream have been waiting for their reader.
+    """Measures how long messages of a stream have been waiting for their reader.
 
     When a message is read while `left` later messages are stored, that number is counted down.
     Until the last of them is read, the reader is late by at least the time since the count began.

@@ -155,7 +155,7 @@ class Reconciler:
                 pass
 
     def _enqueue(self, node: str, cause: str) -> None:
-        """Queue a node for evaluation, only once however many changes there are."""
+        """Queue a node for evaluation, unless it is queued already."""
         if node not in self._causes:
             self._queues[zlib.crc32(node.encode()) % _WORKERS].put_nowait(node)
         self._causes[node] = cause

@@ -143,7 +143,7 @@ def _masked(value: str) -> Iterator[tuple[str, str]]:
 
 
 def place(where: receiver_settings.Secret) -> str:
-    """Return where a secret is, for people."""
+    """Return the location of a secret, as text for people."""
     if where.env is not None:
         return f"the variable {where.env}"
     return f"{where.file}{': ' + where.at if where.at else ''}"

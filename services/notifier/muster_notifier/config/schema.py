@@ -173,7 +173,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     group_interval_s: Interval = 300.0
     repeat_interval_s: RepeatInterval = 14_400.0
     resolve_wait_s: Wait | None = 10.0
-    """How long to wait after all alerts of a group are resolved; null: until the next changes."""
+    """How long to wait after all alerts of a group are resolved; null: until the next flush."""
     default_receivers: tuple[ReceiverName, ...] | None = None
     """Receivers for alerts that match no route; by default all except the owners'."""
     mute_times: tuple[str, ...] = ()
@@ -305,7 +305,7 @@ def ungrouped_receivers(settings: Settings) -> frozenset[str]:
 
 
 def acknowledging_receivers(settings: Settings) -> frozenset[str]:
-    """Return the receivers that are notified when somebody has silenced a group."""
+    """Return the receivers that are also notified when a whole group is silenced."""
     return frozenset(
         receiver.name for receiver in settings.receivers if receiver.pagerduty is not None
     )

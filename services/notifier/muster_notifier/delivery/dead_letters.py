@@ -37,8 +37,8 @@ def as_of_now(
     """Return the message to send instead of a dead letter whose alerts no longer fire.
 
     Return None if the receiver's last notification about the group covers these alerts, or lists
-    firing alerts: the group then reports itself that they are resolved. The message has a new id: a
-    receiver that has already got the dead letter would otherwise drop it as a repeat.
+    firing alerts: the group's next notification then reports their end. The message has a new id,
+    because a receiver that already has the dead letter would otherwise drop it as a repeat.
     """
     if last is not None and (last.firing or is_covered(notification, last)):
         return None
@@ -66,7 +66,7 @@ def as_of_now(
 
 
 def is_covered(notification: notifications.Notification, last: notifications.LedgerEntry) -> bool:
-    """Return whether a later delivered notification about its group lists all of its alerts."""
+    """Return whether a later delivered notification, `last`, lists all alerts of this one."""
     alerts = {*notification.firing_ids, *notification.resolved_ids}
     return (
         notification.group == last.group
@@ -76,7 +76,7 @@ def is_covered(notification: notifications.Notification, last: notifications.Led
 
 
 def groups_of(last: notifications.LedgerEntry) -> list[str]:
-    """Return the subject prefixes of the dead letters of the entry's group."""
+    """Return the prefixes of the subjects that dead letters about the entry's group have."""
     names = notifications.token(last.group), _ABOUT_DEAD
     return [f"{_PREFIX}{last.receiver}.{name}" for name in names]
 
@@ -118,7 +118,7 @@ def is_dead(subject: str) -> bool:
 
 
 def is_about_dead(where: str) -> bool:
-    """Return whether a dead letter only reports that there are dead letters, by its subject."""
+    """Return whether the dead letter with this subject is itself about dead letters."""
     return where.split(".")[4:5] == [_ABOUT_DEAD]
 
 

@@ -42,7 +42,7 @@ class Dispatcher:
     ) -> None:
         """Raise CannotStart if a receiver is unusable. `may_act` returns once we are the leader.
 
-        Notifications to receivers that are left out for now stay in the outbox.
+        Notifications to the receivers in `left_out` stay in the outbox.
         """
         self._settings = settings
         self._bus = connected
@@ -135,7 +135,7 @@ class Dispatcher:
             logs.logger().error(
                 "undeliverable_notifications_deleted",
                 count=count - _STORED_AT_ONCE_MAX,
-                reason=f"no such receiver; more than {_STORED_AT_ONCE_MAX} at once are not stored",
+                reason=f"no such receiver; only {_STORED_AT_ONCE_MAX} are stored at a time",
             )
 
     async def _store_as_dead_letter(self, subject: str, body: bytes) -> None:

@@ -55,7 +55,7 @@ class Delivery:
 
     @property
     def slot(self) -> str:
-        """The slot, which sends one delivery at a time; a newer delivery replaces a waiting one."""
+        """The name of the slot, in which one delivery is sent and only the newest one waits."""
         group, id_ = self.notification.group, self.notification.id
         return f"{group} {id_}" if self.is_replay or self.notification.is_test else group
 
@@ -165,7 +165,7 @@ class DeliveryQueue:
         return self._send_due(now)
 
     def next_deadline(self) -> float | None:
-        """Return the time at which the next delivery can be sent."""
+        """Return the time at which the next delivery can be sent; None if none can."""
         slot = self._first()
         if slot is None or self._sending >= self._sending_max():
             return None

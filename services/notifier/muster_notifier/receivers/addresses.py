@@ -100,7 +100,9 @@ METADATA: Final = tuple(
         ),
     )
 )
-"""The addresses of clouds' metadata and secrets, from clouds' documents and cloud-init."""
+"""The addresses at which clouds serve metadata and secrets, from their documentation and
+cloud-init.
+"""
 
 _NOT_A_MACHINE: Final = tuple(
     map(
@@ -197,5 +199,5 @@ def _translated(address: ipaddress.IPv6Address) -> tuple[ipaddress.IPv4Address, 
 
 
 def _part(address: ipaddress.IPv6Address, shift: int) -> ipaddress.IPv4Address:
-    """Return the 32 bits above the lowest `shift` ones."""
+    """Return 32 bits of an address, without its lowest `shift` bits, as an IPv4 address."""
     return ipaddress.IPv4Address(int(address) >> shift & _32_BITS)

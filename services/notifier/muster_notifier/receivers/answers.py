@@ -53,7 +53,7 @@ class SlackReply(msgspec.Struct, frozen=True):
 
 
 class _Json(msgspec.Struct, frozen=True):
-    """The fields by which services say in JSON that they did not accept a message."""
+    """The JSON fields with which services report that they did not accept a message."""
 
     ok: bool = True
     success: bool = True

@@ -62,7 +62,7 @@ def _markdown(text: str) -> Json:
 
 
 def _slack_link(link: str) -> str:
-    """Return a link in Slack's format; other text, such as a path, stays unchanged."""
+    """Return a link in Slack's format; other text, such as a path, is shown as code."""
     shown = _escaped(link)
     return f"<{shown}|{_link_name(link)}>" if message.is_link(link) else f"runbook: `{shown}`"
 

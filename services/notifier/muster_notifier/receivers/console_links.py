@@ -1,6 +1,6 @@
 """Pure: writes links to the console: to the page of a node, or to the alerts with some labels.
 
-| what                                      | page                            |
+| subject                                   | page                            |
 |-------------------------------------------|---------------------------------|
 | alerts of one node                        | `node/NODE`                     |
 | other alerts                              | `alerts?LABEL=VALUE&...`        |

@@ -157,7 +157,7 @@ class _Attempt:
     async def deliver(
         self, mail: bytes, recipients: Sequence[str], connected: socket.socket
     ) -> dict[str, _Refusal]:
-        """Deliver a mail; return the refused recipients, if any recipient was accepted.
+        """Deliver a mail to at least one recipient; return the recipients that were refused.
 
         Raises SMTPException, OSError and ValueError.
         """

@@ -80,8 +80,8 @@ def _prepared(
 ) -> results.Send:
     """Return a sender that adds the cluster's name to commands, and masks secrets in results.
 
-    Commands are changed here, not in texts, as some receivers get alerts as data. Results are
-    masked, as some servers repeat the request, with its secrets, in their answer.
+    Commands are changed in the alerts, because some receivers get alerts as data. Results are
+    masked, because some servers repeat the request, with its secrets, in their answer.
     """
 
     async def prepared(
@@ -114,7 +114,7 @@ def _secret_endpoint(
     timeout_s: float,
     reach: receiver_settings.Reach,
 ) -> endpoint.Endpoint:
-    """Return the endpoint for a secret URL. Raises NoSecret, and ValueError with its place."""
+    """Return the endpoint for a secret URL. Raises NoSecret and ValueError with its location."""
     url = reader.read(where)
     try:
         return endpoint.Endpoint(url, timeout_s=timeout_s, reach=reach)

@@ -48,10 +48,10 @@ _IMPACTS: Final = {
 }
 """For each kind of alert, the impact if pods hold the devices, and if none do or it is unknown."""
 _RESOURCE: Final = re.compile(r" \([^() /]+/[^() ]+\)")
-"""The resource in a summary, in parentheses after the plugin."""
+"""Matches the resource in a summary, in parentheses after the plugin."""
 _ID_MAX: Final = 13
 _UUID: Final = re.compile(r"\b((?:GPU|MIG)-[0-9a-f]{8})-[0-9a-f]{4}-[0-9a-f-]{4,}")
-"""The id of a GPU; the first part is enough in a title, and the text has all of it."""
+"""Matches the UUID of a GPU; a title shows only its first part, the text all of it."""
 _WHAT_MIN: Final = 40
 _MINUTE_S: Final = 60
 _HOUR_S: Final = 3600

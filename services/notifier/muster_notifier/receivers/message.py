@@ -214,7 +214,7 @@ def silence(notification: notifications.Notification) -> str:
 
 
 def _device(notification: notifications.Notification) -> dict[str, str]:
-    """Return the label `device` if every firing alert has the same one."""
+    """Return the label `device` if all firing alerts have the same; otherwise no label."""
     if len(notification.firing) < len(notification.firing_ids):
         return {}
     devices = {matching.labels_of(alert).get("device", "") for alert in notification.firing}

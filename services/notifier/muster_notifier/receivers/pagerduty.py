@@ -83,7 +83,8 @@ def _event(
 def _first(notification: notifications.Notification) -> Json:
     """Return the part of the payload that is about the most urgent alert.
 
-    With many thousands of alerts, their ids fill the notification and leave no space for an alert.
+    If the notification contains no alert, because the ids of many thousands of alerts fill it, the
+    payload describes the group.
     """
     if not notification.firing:
         return {

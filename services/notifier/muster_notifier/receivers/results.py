@@ -19,7 +19,7 @@ _RETRY_AFTER_MAX_S: Final = 3600.0
 
 
 class Kind(enum.StrEnum):
-    """What the result of an attempt means for the delivery."""
+    """The kinds of results of an attempt, which decide how the delivery continues."""
 
     ACCEPTED = "accepted"
     TEMPORARY = "temporary"
@@ -120,8 +120,8 @@ def of_status(status: int, headers: Mapping[str, str]) -> Result:
 def delay_s(attempts: int, result: Result, *, chance: float) -> float:
     """Return the delay after this many attempts; `chance` is random, from 0 to 1.
 
-    The delay is random below a limit that doubles (full jitter), but at least what the receiver
-    requested.
+    The delay is random below a limit that doubles (full jitter), but at least the delay that the
+    receiver requested.
     """
     return max(result.retry_after_s or 0.0, _BACKOFF.delay_s(attempts, chance=chance))
 

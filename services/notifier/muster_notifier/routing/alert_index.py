@@ -108,7 +108,7 @@ class AlertIndex:
         return frozenset(name for name, entry in entries if entry and entry.alert.state is fires)
 
     def route_of(self, group: str) -> routes.Route | None:
-        """Return the route in a group's name, if it still exists."""
+        """Return the route that a group's name contains; None if it no longer exists."""
         keys = [key for key in self._by_key if group.startswith(f"{key}:{{")]
         return self._by_key[max(keys, key=len)] if keys else None
 

@@ -12,8 +12,8 @@ is being retried does not count towards this limit, and is replaced when it is o
 
 A receiver that was notified of an alert is also notified of its end, even if the alert is silenced
 by then. A failed notification changes nothing: the next flush decides again, as in Alertmanager.
-But what the receiver refuses again is then held back for longer and longer (`groups.HELD_MAX_S` at
-most), unless it has something new to say or somebody replays it.
+But a notification that the receiver refuses repeatedly is held back, each time for longer (at most
+`groups.HELD_MAX_S`), unless it contains something new or a dead letter of its group is replayed.
 Timers survive a restart, because they depend only on when alerts arrived and when each receiver was
 last notified.
 """
@@ -57,7 +57,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Requested:
-    """Somebody replays a dead letter whose alerts still fire: its group must be flushed now."""
+    """A dead letter whose alerts still fire is replayed: its group must be flushed now."""
 
     notification: notifications.Notification
 
@@ -166,7 +166,7 @@ class Grouping:
         return out
 
     def next_deadline(self) -> float | None:
-        """Return the time at which the next group must be flushed."""
+        """Return the time at which the next group must be flushed; None without groups."""
         return self._timers.next()
 
     def oldest_waiting_s(self, receiver: str, now: float) -> float:
@@ -204,7 +204,7 @@ class Grouping:
     def _resolved_elsewhere(
         self, alert: vocabulary.AlertChanged, present: Sequence[alert_index.Placement]
     ) -> list[alert_index.Placement]:
-        """Return the former groups of a resolved alert that it is no longer routed to."""
+        """Return the groups of a resolved alert to which its route no longer leads."""
         if alert.state is vocabulary.AlertState.FIRING:
             return []
         here = {placement.key for placement in present}

@@ -86,7 +86,7 @@ class Group:
     refusals: int = 0
     """The number of notifications that failed since the last delivered one."""
     held_until: float = -math.inf
-    """Until then, a notification is sent only if it has something that was not refused."""
+    """The time until which a notification is sent only if it contains more than a refused one."""
     _refused: set[str] = field(default_factory=set)
 
     def firing(self) -> list[vocabulary.AlertChanged]:
@@ -136,11 +136,11 @@ class Group:
         self._refused = self._news(notification)
 
     def is_held(self, notification: notifications.Notification, now: float) -> bool:
-        """Return whether a notification has only what the receiver has just refused."""
+        """Return whether a notification is held back, because it contains only refused parts."""
         return now < self.held_until and self._news(notification) <= self._refused
 
     def _news(self, notification: notifications.Notification) -> set[str]:
-        """Return what a notification would tell its receiver: what fires, and what has ended."""
+        """Return the new parts of a notification as texts: firing alerts, aspects and ends."""
         known = self.notified.firing if self.notified else frozenset()
         news = {f"firing {name}" for name in notification.firing_ids}
         news |= {f"since {a.fingerprint} {a.starts_at.isoformat()}" for a in notification.firing}
@@ -150,7 +150,7 @@ class Group:
         return news | {f"resolved {name}" for name in notification.resolved_ids if name in known}
 
     def forget_resolved(self, *, also_notified: bool) -> None:
-        """Drop resolved alerts; unless `also_notified`, only those that nobody was notified of."""
+        """Drop the resolved alerts that were in no notification, or all if `also_notified`."""
         for alert in self.resolved():
             if also_notified or not self.was_notified_of(alert.fingerprint):
                 del self.alerts[alert.fingerprint]
@@ -260,7 +260,7 @@ class Timers:
             heapq.heappush(self._heap, (at, group.key))
 
     def next(self) -> float | None:
-        """Return the time at which the next group is flushed."""
+        """Return the time at which the next group is flushed; None without groups."""
         while self._heap:
             at, key = self._heap[0]
             group = self._find(key)

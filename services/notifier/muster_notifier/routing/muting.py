@@ -224,7 +224,7 @@ def _values(rule: Rule, labels: Mapping[str, str]) -> tuple[str, ...]:
 
 
 class Cause(enum.StrEnum):
-    """The reason why nobody is notified of an alert or a whole group now."""
+    """Why receivers are not notified of an alert or a whole group now."""
 
     INHIBITED = "inhibited"
     SILENCED = "silenced"
@@ -234,7 +234,7 @@ class Cause(enum.StrEnum):
 
 
 BY_PEOPLE: Final = frozenset({Cause.SILENCED, Cause.MAINTENANCE})
-"""The causes that mean that somebody is already working on the problem."""
+"""The causes that show that a person already works on the problem."""
 
 
 class Muted(msgspec.Struct, frozen=True):

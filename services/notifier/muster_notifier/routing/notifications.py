@@ -18,7 +18,10 @@ ENCODED_BYTES_MAX: Final = 256 * 1024
 ALERTS_MAX: Final = 100
 PODS_MAX: Final = 50
 _ASPECTS_MAX: Final = 64
-"""The maximum number of an alert's aspects that cause notifications: plugins choose their names."""
+"""The maximum number of an alert's aspects that cause notifications.
+
+Plugins choose the names of devices, which are aspects.
+"""
 
 _URGENCY: Final = tuple(vocabulary.Severity)
 _EVIDENCE_MAX: Final = 10
@@ -165,7 +168,7 @@ def aspects_of(alert: vocabulary.AlertChanged) -> frozenset[str]:
 
 
 def has_new_aspect(firing: Collection[vocabulary.AlertChanged], before: Aspects) -> bool:
-    """Return whether an alert that was notified before has an aspect that was never notified.
+    """Return whether an alert from an earlier notification has an aspect that is new.
 
     Each aspect is new only once, so an alert that alternates between two states is not sent each
     time.
