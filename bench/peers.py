@@ -126,7 +126,7 @@ async def idle(
 
 
 async def allocations(contender: Contender, calls: int) -> list[report.Row]:
-    """Allocate one device repeatedly."""
+    """Measure repeated allocations of one device."""
     taken, empty = [], []
     path = contender.kubelet.endpoints[contender.resource]
     options = [("grpc.default_authority", "localhost")]
@@ -148,7 +148,7 @@ async def allocations(contender: Contender, calls: int) -> list[report.Row]:
 
 
 async def changes(contender: Contender, times: int) -> list[report.Row]:
-    """Change devices, and wait until the kubelet's list shows each change."""
+    """Measure the time from each change of a device until the kubelet's list shows it."""
     taken: list[float] = []
     if contender.change is None:
         return []
@@ -165,7 +165,7 @@ async def changes(contender: Contender, times: int) -> list[report.Row]:
 
 
 async def losses(contender: Contender, times: int) -> list[report.Row]:
-    """Cause each kind of loss, and wait until the plugin registers again."""
+    """Cause each kind of loss; measure the time until the plugin registers again."""
     kubelet = contender.kubelet
     rows: list[report.Row] = []
 

@@ -287,7 +287,7 @@ def _muted(muted: muting.Muted) -> str:
 async def _explain_running(
     labels: Mapping[str, str], context: str, namespace: str, *, as_json: bool
 ) -> int:
-    """Explain with the running notifier's settings and additional receivers."""
+    """Explain with the running notifier's settings and receivers; return the exit code."""
     try:
         configured = await running.settings_in(context, namespace)
         mutes = schema.initial_muting(configured)

@@ -113,7 +113,7 @@ class SlackChannel:
         composer: message.Composer,
         pace_s: float,
     ) -> None:
-        """`to` is the API, such as https://slack.com/api; wait `pace_s` between requests."""
+        """Send to the API `to`, such as https://slack.com/api; wait `pace_s` between requests."""
         self._endpoint = to
         self._headers = {
             "Authorization": f"Bearer {token}",

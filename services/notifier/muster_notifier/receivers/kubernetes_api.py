@@ -299,7 +299,7 @@ class Owners:
         report: Callable[[alert_index.OwnedAlert], Awaitable[None]],
         retry_s: float = 1.0,
     ) -> None:
-        """`retry_s` is the delay before the first retry when Kubernetes does not answer."""
+        """`retry_s` is half the delay before the first retry when Kubernetes does not answer."""
         self._api = api
         self._annotation = annotation
         self._receivers = frozenset(receivers)
@@ -314,7 +314,7 @@ class Owners:
         _PENDING.set_function(lambda: len(self._pending))
 
     def look_up(self, event: codec.CloudEvent) -> None:
-        """Look up the owners of an alert's pods in the background."""
+        """Enqueue a look-up of the owners of an alert's pods, if the alert fires."""
         alert = event.data
         assert isinstance(alert, vocabulary.AlertChanged), "only alerts have pods"
         self._pending.pop(alert.fingerprint, None)

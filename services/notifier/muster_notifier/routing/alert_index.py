@@ -55,7 +55,7 @@ class AlertIndex:
     def __init__(
         self, root: routes.Route, owners: routes.Route | None, ungrouped: Collection[str]
     ) -> None:
-        """`owners` is the route to the owners of workloads, with the receivers they may name.
+        """Create an empty index; `owners` is the route to the owners of workloads.
 
         Receivers in `ungrouped` get each alert separately, whatever the route's grouping.
         """

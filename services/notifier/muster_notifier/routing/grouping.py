@@ -81,11 +81,11 @@ class Grouping:
         at: datetime,
         now: float,
     ) -> None:
-        """`receivers` maps each name to its `send_resolved`; `at` is the time of day at `now`.
+        """Create a machine without groups; `at` is the time of day at `now`.
 
-        `owners` is the route to the owners of workloads, with the receivers they may name.
-        Receivers in `ungrouped` get each alert separately; those in `acknowledging` are also
-        notified when somebody has silenced a whole group.
+        `receivers` maps each name to its `send_resolved`. `owners` is the route to the owners of
+        workloads. Receivers in `ungrouped` get each alert separately; those in `acknowledging` are
+        also notified when a whole group is silenced.
         """
         self._receivers = dict(receivers)
         self._builder = decision.NotificationBuilder(

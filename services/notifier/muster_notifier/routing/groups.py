@@ -230,7 +230,7 @@ class WallClock:
     """The time of day at any moment, derived from the latest clock reading."""
 
     def __init__(self, at: datetime, now: float) -> None:
-        """`at` is the time of day at `now`, in monotonic seconds."""
+        """Create a clock; `at` is the time of day at `now`, in monotonic seconds."""
         self._at, self._now = at, now
 
     def set(self, at: datetime, now: float) -> None:
