@@ -286,7 +286,7 @@ def _read(file: str, options: Options) -> config_settings.Settings:
 def _on_node(
     file: str, options: Options, configuration: config_settings.Settings
 ) -> config_settings.NodeConfiguration:
-    """Return the configuration of the node in the options."""
+    """Return the configuration of the node that the options name. Raises BadSettings."""
     name = options.node or configuration.node
     try:
         node = msgspec.convert(name or "any", vocabulary.NodeName)

@@ -50,10 +50,10 @@ def plugins_of(objects: Sequence[Manifest]) -> list[Manifest]:
 
 
 def for_labels(document: settings.Document, daemonset: Manifest) -> list[Manifest]:
-    """Return DaemonSets: for nodes without the label values, then for each value. Raises Refused.
+    """Return the changed original DaemonSet, then one for each label value. Raises Refused.
 
-    An override that matches by the node's name needs no DaemonSet. `daemonset` may be the first
-    DaemonSet that an earlier call returned.
+    The changed DaemonSet avoids the nodes with these values. An override that matches by the node's
+    name needs no DaemonSet. `daemonset` may be the first DaemonSet that an earlier call returned.
     """
     key, values = _label(document.nodes)
     base = _plain(daemonset)

@@ -38,7 +38,7 @@ Path = Annotated[str, msgspec.Meta(min_length=1, max_length=4096)]
 
 
 def key(field: str) -> str:
-    """Return the key of a field in a file."""
+    """Return the key in a configuration file for a field of a section."""
     if field.endswith(_UNIT):
         return field
     first, *rest = field.split("_")
@@ -60,7 +60,7 @@ class MigStrategy(enum.StrEnum):
 
 
 class DeviceList(enum.StrEnum):
-    """How the container runtime is informed which GPUs a container gets."""
+    """How a container's GPUs are passed to the container runtime."""
 
     ENVVAR = "envvar"
     VOLUME_MOUNTS = "volume-mounts"

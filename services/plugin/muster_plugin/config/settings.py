@@ -208,7 +208,7 @@ def overlaps(claims: Sequence[Claim]) -> Iterator[tuple[Claim, Claim]]:
     """Yield each pair of entries of two resources if the second matches every node of the first.
 
     A pattern is compared only with single paths and single USB devices; whether two patterns
-    overlap can only be seen on the node.
+    overlap can only be determined on the node.
     """
     first: dict[bytes, Claim] = {}
     for claim in claims:

@@ -120,7 +120,7 @@ def _watching(library: ctypes.CDLL, changed: asyncio.Event) -> Iterator[int]:
 def _arm(
     library: ctypes.CDLL, descriptor: int, directories: Iterable[Path], mask: int
 ) -> tuple[int, ...]:
-    """Watch directories; return the watch number of each, negative if that failed.
+    """Watch directories; return the watch descriptor of each, negative if that failed.
 
     Watching a directory again returns the same watch (inotify(7): one watch per inode).
     """

@@ -45,8 +45,7 @@ NVLINK: Final = "nvlink-down"
 FABRIC: Final = "fabric-not-ready"
 RECOVERY_OTHER: Final = "recovery-other"
 SLOW_POLLS: Final = 3
-"""How many polls in a row must show a slowdown before it is reported; shorter slowdowns are normal.
-"""
+"""A slowdown is reported after this many polls in a row; shorter slowdowns are normal."""
 
 _UNHEALTHY, _DEGRADED = gpu.Effect.UNHEALTHY, gpu.Effect.DEGRADED
 CONCLUSIVE_ERRORS: Final = {
@@ -115,7 +114,7 @@ class PollReading(msgspec.Struct, frozen=True, kw_only=True):
     """The signals that a poll shows, and the fault codes that it rules out.
 
     A good poll is an answer that requests no action. A good poll is proven if the driver reports
-    that nothing is needed.
+    that no action is needed.
     """
 
     signals: tuple[Signal, ...]

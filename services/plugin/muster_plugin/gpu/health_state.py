@@ -18,10 +18,10 @@ Every fault has a code and is independent of the others:
     polls: slowed down, in a row      | Degraded   slowdown
     poll: an NVLink is down           | Degraded   nvlink-down
     monitoring: a problem             | Unmonitored unwatched, until there is none
-    no poll for long                  | Unmonitored unpolled, until there is one
+    no poll for too long              | Unmonitored unpolled, until there is one
 
-A part is Healthy while it has no Unhealthy fault. `faults` says when each fault ends. An unknown
-value can only begin an Unmonitored fault, and cannot end any fault. All faults are lost
+A part is Healthy while it has no Unhealthy fault. The table in `faults` shows when each fault ends.
+An unknown value can only begin an Unmonitored fault, and cannot end any fault. All faults are lost
 when the plugin restarts; a GPU that NVML still reports as bad is Unhealthy in the first scan.
 """
 

@@ -1,6 +1,6 @@
 """Pure: the life cycle of each unit of one resource, from its first observation to its removal.
 
-State of a unit (one device id) after each observation or check; `-` is no change:
+State of a unit (one device id) after each observation or check; `-` means no change:
 
     state     | there, same | not there | there, another | check failed | check passed
     ----------|-------------|-----------|----------------|--------------|-------------
@@ -14,9 +14,9 @@ State of a unit (one device id) after each observation or check; `-` is no chang
 
 Without configured checks, New and Back are Healthy immediately; with checks, an unchecked unit is
 not allocated. (1) After `good_checks` passed checks in a row; after one if it is Back and was not
-Failing when it vanished. (2) It is removed `grace_s` after it vanished, or later: never while a pod
-holds it. (3) Likewise, or immediately if it is certain that no pod holds it; then its replacement
-is New under the same id.
+Failing when it vanished. (2) It is removed `grace_s` after it vanished, but never while a pod holds
+it. (3) Likewise, or immediately if it is certain that no pod holds it; then its replacement is New
+under the same id.
 
 A unit that is no longer configured is removed immediately if it is present.
 
@@ -210,7 +210,7 @@ class DeviceLifecycle:
         return [*facts, *self.tick(now)]
 
     def tick(self, now: float) -> Sequence[Fact]:
-        """Remove units that have been missing for long enough."""
+        """Remove units that have been missing for long enough; return the changes."""
         due = [
             tracked for tracked in self._tracked.values() if self._leaves_at(tracked, now) <= now
         ]
@@ -267,7 +267,7 @@ class DeviceLifecycle:
             yield self._add(present[name])
 
     def remove_all(self) -> Sequence[Fact]:
-        """Remove all units, because the resource is no longer configured."""
+        """Remove all units of a resource that is no longer configured; return the changes."""
         removed = [_removed(unit, NOT_CONFIGURED) for unit in self.offered()]
         self._tracked.clear()
         return removed

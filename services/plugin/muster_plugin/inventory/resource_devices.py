@@ -100,14 +100,14 @@ class ResourceDevices:
         return facts
 
     def tick(self, now: float) -> Sequence[device_lifecycle.Fact]:
-        """Remove units that have been missing for long enough."""
+        """Remove units that have been missing for long enough; return the changes."""
         facts = self.lifecycle.tick(now)
         if facts:
             self._clear_cache()
         return facts
 
     def remove_all(self) -> Sequence[device_lifecycle.Fact]:
-        """Remove all units, because the resource is no longer configured."""
+        """Remove all units of a resource that is no longer configured; return the changes."""
         facts = self.lifecycle.remove_all()
         self._clear_cache()
         return facts

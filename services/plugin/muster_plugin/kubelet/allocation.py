@@ -174,8 +174,8 @@ def prefer(
     """Return `size` of the `available` ids, `must_include` first; fewer if there are fewer.
 
     `units` are all units of the resource. A unit that is not available is in use, so that the load
-    of each device is known even right after a start. An unknown id is chosen only if nothing else
-    is left.
+    of each device is known even right after a start. An unknown id is chosen only if no other id is
+    left.
 
     Never raises: an error would fail the pod's admission, while a short answer lets the kubelet
     choose the missing ids (kubelet devicemanager/manager.go, devicesToAllocate).

@@ -1,9 +1,9 @@
 """Pure: tracks how many devices of each resource the kubelet should list: configured or learned.
 
 A count is learned when the kubelet has listed it for a while, or when the kubelet's checkpoint has
-the same count. A learned count never decreases: a plugin that offers fewer devices after a restart
-is the failure to detect. Learned counts, and the resource of each socket, are saved to a file, so
-that they survive restarts of the plugin, the kubelet, the node and this agent.
+the same count. A learned count never decreases, because a plugin that offers fewer devices after a
+restart has failed. Learned counts, and the resource of each socket, are saved to a file, so that
+they survive restarts of the plugin, the kubelet, the node and this agent.
 
 For a resource that the kubelet has never listed, the count in its checkpoint is expected. The
 kubelet may never list this resource, because it leaves out devices whose topology has no NUMA node

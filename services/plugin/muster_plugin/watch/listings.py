@@ -88,7 +88,7 @@ class Listings:
             self._away_at = now
 
     def zero_until(self, resources: Sequence[str]) -> float:
-        """Return until when the kubelet itself may be why all these resources have 0 devices.
+        """Return the time until which the kubelet may be why these resources all have 0 devices.
 
         The result is in the past if the kubelet lists any device, or if the resources did not
         disappear together.

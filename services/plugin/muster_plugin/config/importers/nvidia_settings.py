@@ -56,8 +56,8 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     """One NVIDIA setting: its names, and muster's path below `gpus` or what muster does instead.
 
     `values` maps all values that NVIDIA accepts to muster's; `refusal` is NVIDIA's text for any
-    other. `defaults` are values that change nothing and are not reported. `is_lost` is true if
-    muster does not do what the setting requests.
+    other value. `defaults` are values that change nothing and are not reported. `is_lost` is true
+    if muster does not do what the setting requests.
     """
 
     key: str = ""

@@ -69,7 +69,7 @@ SESSION_ENDED: Final = frozenset(
 )
 """The codes after which NVML has to be initialised again before any other call."""
 ABSENT: Final = frozenset({Code.NOT_FOUND, Code.INVALID_ARGUMENT})
-"""The codes that mean that there is no MIG device at an index, or no longer."""
+"""The codes that mean that a MIG device does not exist, or no longer exists, at an index."""
 
 LIBRARY: Final = "libnvidia-ml.so.1"
 MOUNTED_DRIVER_ROOT: Final = "/driver-root"

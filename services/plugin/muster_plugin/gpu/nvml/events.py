@@ -237,7 +237,7 @@ class EventListener:
         return False
 
     def _rearm(self, *, quietly: bool = False) -> None:
-        """Create a new event set and report its GPUs; try again if that fails."""
+        """Create a new event set and report monitoring problems; if that fails, request another."""
         try:
             self.arm()
         except self._nvml.NVMLError as error:
