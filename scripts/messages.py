@@ -96,7 +96,7 @@ _FLEET: Final[Mapping[AlertKind, tuple[str, str, str]]] = {
         "at least 12,000 events within 10.0 s; from device-plugin",
     ),
     AlertKind.STORM: (
-        "35 of 40 plugins went silent at once; in common: zone=a",
+        "35 of 40 plugins went silent at the same time; in common: zone=a",
         "health",
         "35 suspected; no verdicts about them until the mass failure is over",
     ),

@@ -180,7 +180,10 @@ def test_the_same_problem_of_many_at_once_is_one_alert_and_those_that_keep_it_ge
     world.run(15.0)
     assert world.alerts() == [("_fleet", AlertKind.STORM, "")]
     (published,) = (e for e in world.published.values() if isinstance(e, vocabulary.AlertChanged))
-    assert published.summary == "40 of 40 plugins reported problems at once; in common: revision=r2"
+    assert (
+        published.summary
+        == "40 of 40 plugins reported problems at the same time; in common: revision=r2"
+    )
     for node in nodes[3:]:
         world.plugins[node].apart = False
     world.run(20.0)

@@ -392,7 +392,7 @@ def test_a_mass_failure_names_what_its_suspects_have_in_common() -> None:
         world.freeze(node)
     world.run(10.0)
     (storm,) = world.services[0].detector.fleet_alerts()
-    assert storm.summary == "10 of 200 plugins went silent at once; in common: zone=3"
+    assert storm.summary == "10 of 200 plugins went silent at the same time; in common: zone=3"
     world.run(120.0)
     assert [alert[1] for alert in world.alerts()] == [AlertKind.STUCK] * 10
 

@@ -240,7 +240,7 @@ def test_mass_failures_with_several_causes_are_a_single_alert_about_all_of_them(
     world.run(10.0)
     *_, alert = world.fleet_alerts(AlertKind.STORM)
     how = "went silent or reported problems"
-    assert alert.summary == f"35 of 40 plugins {how} at once; in common: zone=a, zone=b"
+    assert alert.summary == f"35 of 40 plugins {how} at the same time; in common: zone=a, zone=b"
     assert (world.storms(), failed(world)) == (1, {})
 
 
@@ -248,7 +248,7 @@ def test_the_alert_names_who_makes_the_mass_failure() -> None:
     world = zone_a_cut_off([f"n{number:02}" for number in range(40)], hostile=1)
     world.attack(IN_TURN[:1], 0.1, world.now + 12.0)
     *_, alert = world.fleet_alerts(AlertKind.STORM)
-    assert alert.summary == "28 of 48 plugins went silent at once; in common: zone=a"
+    assert alert.summary == "28 of 48 plugins went silent at the same time; in common: zone=a"
     assert alert.evidence[1].observed == (
         "36 suspicions, by node: h0 16 (44%), n00 1 (3%), n01 1 (3%), n02 1 (3%) and 17 more nodes"
     )

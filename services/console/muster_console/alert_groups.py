@@ -250,7 +250,7 @@ def silence_command(alert: health_state.Alert) -> str:
 def _groups(
     shown: Sequence[ShownAlert], deliveries: Sequence[alert_history.Delivery]
 ) -> list[Group]:
-    """Return the alerts by the group of their newest notification, in order of urgency."""
+    """Return the alerts by the group of their newest notification; those without one come last."""
     starts = {each.alert.fingerprint: each.alert.starts_at for each in shown}
     newest: dict[str, str] = {}
     reported = []

@@ -115,7 +115,7 @@ class AlertHistory:
         return sorted(recent, key=lambda each: each.at, reverse=True)
 
     def per_day(self, today: date) -> list[tuple[date, Mapping[str, int]]]:
-        """Return for each of the last days how many alerts began, by severity; the oldest first."""
+        """Return how many alerts began on each of the last days, by severity; the oldest first."""
         days = [today - timedelta(days=back) for back in reversed(range(DAYS))]
         return [
             (day, dict(collections.Counter(self._per_day.get(day, {}).values()))) for day in days
@@ -192,8 +192,8 @@ def still_firing(delivery: Delivery, firing: Mapping[str, datetime | None]) -> s
     """Return which of the firing alerts a notification reported; `firing` has their start times.
 
     Earlier alerts may have had the same fingerprint, such as another verdict about the plugin: a
-    notification that is older than an alert's start, or that reports it as resolved, was about
-    those.
+    notification that is older than an alert's start, or that reports it as resolved, was about an
+    earlier alert.
     """
     return {
         fingerprint

@@ -36,8 +36,8 @@ def show_console(
 ) -> int:
     """Show the fleet in a browser, until Ctrl-C.
 
-    The pages are served on this machine alone. Without options they show the newest `muster up` of
-    this machine, with `--context` a cluster.
+    The pages are served on this machine alone. Without options, they show the newest `muster up` of
+    this machine; with `--context`, they show a cluster.
 
     Parameters
     ----------

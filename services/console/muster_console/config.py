@@ -112,7 +112,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     http: sections.Http = sections.Http()
     """The address of the pages, and of the probes and metrics."""
     metrics: sections.Http | None = None
-    """Another address for the probes and metrics, for those who may not read the pages."""
+    """Another address for the probes and metrics, for clients that may not read the pages."""
     grafana_url: Annotated[str, msgspec.Meta(max_length=1024)] = ""
     """The address of a Grafana dashboard, in which `{node}` stands for a node or all of them."""
     log: sections.Log = sections.Log()

@@ -58,7 +58,7 @@ def concerns(event: vocabulary.Event, names: frozenset[str]) -> bool:
 def detail(
     device: str, events: Iterable[codec.CloudEvent], gpus: vocabulary.GpuNode | None
 ) -> DeviceDetail:
-    """Return a device; `events` are those that concern it, in order of time."""
+    """Return a device's details; `events` are those that concern it, in order of time."""
     gpu = device_names.by_uuid(gpus).get(device)
     codes: dict[str, Code] = {}
     allocations, changes = 0, 0

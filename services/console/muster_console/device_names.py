@@ -31,7 +31,7 @@ def label(device: vocabulary.Device, gpu: vocabulary.Gpu | None) -> str:
 
 
 def by_uuid(node: vocabulary.GpuNode | None) -> Mapping[str, vocabulary.Gpu]:
-    """Return the GPUs of an inventory by their uuid, and by those of their MIG devices."""
+    """Return the GPUs of an inventory by their UUIDs, and by the UUIDs of their MIG devices."""
     gpus: dict[str, vocabulary.Gpu] = {}
     for gpu in node.gpus if node else ():
         gpus[gpu.uuid] = gpu

@@ -74,9 +74,9 @@ class After(msgspec.Struct, frozen=True, kw_only=True):
 
     entries: tuple[Entry, ...]
     left_out: int
-    """How many older ones match, too."""
+    """How many older matching events are not in `entries`."""
     dropped: int
-    """How many older ones are no longer stored; whether they match is not known."""
+    """How many older events are no longer stored; it is unknown whether they match."""
 
 
 class EventLog:
@@ -111,7 +111,7 @@ class EventLog:
             self._bytes -= len(oldest.encoded)
 
     def get(self, event_id: str) -> Entry | None:
-        """Return an event by its id, if it is still kept."""
+        """Return an event by its id; None if it is no longer stored."""
         return self._entries.get(event_id)
 
     def newest(self, wanted: Filter, *, most: int) -> list[Entry]:

@@ -1,7 +1,7 @@
 """Pure: the fleet as columns of JSON, for the script that draws its cells.
 
 A column has one value per node, and repeated texts are stored once: 10,000 nodes need less than a
-tenth of what a list of objects would.
+tenth of the size of a list of objects.
 """
 
 from collections.abc import Iterable, Mapping
@@ -16,7 +16,7 @@ LEVELS = tuple(model.Level)
 """All levels; a node's level is sent as its index in this tuple."""
 
 PODS_MAX: Final = 12_000
-"""About how many names of pods are sent at most; of many nodes with alerts, fewer for each."""
+"""The approximate maximum number of pod names; many nodes with alerts share it."""
 
 Resource = tuple[str, int, int, bool]
 """A resource's name, how many of its devices pods may use, how many there are, and whether the
@@ -40,7 +40,7 @@ class Columns(msgspec.Struct, frozen=True, kw_only=True):
     kind: tuple[int, ...]
     """Each node's resources with their counts, as an index into `kinds`."""
     since: tuple[int, ...]
-    """When each node got its present label, in Unix seconds; 0 if unknown."""
+    """When each node got its current label, in Unix seconds; 0 if unknown."""
     alerts: tuple[int, ...]
     silenced: tuple[int, ...]
     pods: Mapping[int, tuple[str, ...]]

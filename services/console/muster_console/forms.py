@@ -75,7 +75,7 @@ class Forms:
         return self._silence_form(request, _Entered(id=_new_id(), matchers=matchers))
 
     async def silence(self, request: requests.Request) -> responses.Response:
-        """Add a silence, or answer with the form and what is wrong with it."""
+        """Add a silence, or answer with the form and its errors."""
         try:
             who, fields = await self._visitors.form(request)
         except visitors.Lapsed as error:
@@ -192,7 +192,7 @@ class Forms:
         return answer
 
     def _attempted_provider(self, request: requests.Request) -> oidc.Provider:
-        """Return the issuer. Raises HTTPException if none is configured, or after many attempts."""
+        """Return the issuer. Raises HTTPException if none is set, or after too many attempts."""
         if self._provider is None:
             raise HTTPException(404, "Nobody can sign in here: writing.oidc is not configured.")
         client = request.client.host if request.client else ""
@@ -244,7 +244,7 @@ class Forms:
 
 
 class _Entered(NamedTuple):
-    """What a person has entered in the form of a new silence.
+    """The fields that a person has entered in the form of a new silence.
 
     The form contains the id of the silence, so that sending the form twice adds only one silence.
     """

@@ -1,4 +1,4 @@
-"""Pure: identifies who sends a request: a user of this machine, or whom a trusted proxy names."""
+"""Pure: identifies the sender of a request: a local user, or the person whom a proxy names."""
 
 import enum
 import ipaddress
@@ -30,7 +30,7 @@ class Identity(NamedTuple):
 
 
 class Unknown(Exception):
-    """The visitor is not known, and may change nothing; the message gives the reason."""
+    """The visitor cannot be identified, or may not act; the message gives the reason."""
 
 
 class Place(NamedTuple):
@@ -83,7 +83,7 @@ def socket_owner(table: str, client: Place, server: Place) -> int | None:
 
 
 def shown_name(text: str) -> str:
-    """Return a person's name without characters that mislead, and of limited length."""
+    """Return a person's name with limited length, and without unprintable characters."""
     return escaping.plain(text)[:NAME_MAX]
 
 

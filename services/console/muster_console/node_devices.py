@@ -19,7 +19,7 @@ class DeviceView(msgspec.Struct, frozen=True, kw_only=True):
     label: str
     """The short name of the device."""
     what: str
-    """The product and place of a GPU."""
+    """The product and PCI address of a GPU."""
     pod: str
     count: int
     index: int
@@ -65,7 +65,7 @@ def devices(events: Iterable[codec.CloudEvent]) -> list[DeviceView]:
 
 
 def gpus(events: Sequence[codec.CloudEvent]) -> vocabulary.GpuNode | None:
-    """Return the GPUs of the last inventory that has any."""
+    """Return the GPUs of the last inventory that has any; None if none has."""
     for event in reversed(events):
         if isinstance(event.data, vocabulary.InventoryReported) and event.data.gpus:
             return event.data.gpus
@@ -75,7 +75,7 @@ def gpus(events: Sequence[codec.CloudEvent]) -> vocabulary.GpuNode | None:
 def faulty(views: Iterable[DeviceView], plugin: health_state.Plugin) -> Iterable[str]:
     """Yield for each resource of a plugin how many devices are Unhealthy, if any are.
 
-    Replicas of a GPU or MIG device count once; those of anything else are devices of their own.
+    All replicas of a GPU or MIG device count as one device; other replicas count separately.
     """
     of_resource: dict[str, list[DeviceView]] = {}
     for view in views:

@@ -33,11 +33,11 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     usable: int
     total: int
     is_certain: bool
-    """Whether the plugin works; otherwise a pod may not get what the node's status lists."""
+    """Whether the plugin works; otherwise, pods may not get the devices in the node's status."""
 
 
 class PluginView(msgspec.Struct, frozen=True, kw_only=True):
-    """One plugin: its verdict, why, and what to do."""
+    """One plugin: its verdict with the evidence, its alerts, and its devices."""
 
     name: str
     plugin: str
@@ -46,7 +46,7 @@ class PluginView(msgspec.Struct, frozen=True, kw_only=True):
     verdict_level: model.Level
     """The level of the verdict alone: a healthy plugin may have a faulty device."""
     faulty: tuple[str, ...]
-    """For each resource with faulty devices, how many of how many are Unhealthy."""
+    """For each resource with faulty devices, a text such as `1 of 8 GPUs Unhealthy`."""
     since: datetime | None
     rule: str
     evidence: tuple[health_state.Evidence, ...]
@@ -76,7 +76,7 @@ class PluginView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PodView(msgspec.Struct, frozen=True, kw_only=True):
-    """A pod and its devices from the last inventory; `why` says why no device is known."""
+    """A pod and its devices from the last inventory; `why` explains why no device is known."""
 
     name: str
     devices: tuple[node_devices.DeviceView, ...]
@@ -108,7 +108,7 @@ class NodePage(msgspec.Struct, frozen=True, kw_only=True):
     devices: tuple[node_devices.DeviceView, ...]
     devices_total: int
     broken: Mapping[str, str]
-    """By resource: the verdict on the plugin that serves it and hands out no device at present."""
+    """By resource: the label of the plugin that serves it, if that plugin does not work."""
     silenced: int
     """How many of the node's alerts are silenced."""
     labels: Mapping[str, str]

@@ -12,21 +12,21 @@ from muster_console import event_log, live, security, subscribers
 _SEND_S: Final = 30.0
 """A page that reads nothing for this long is disconnected; its browser connects again."""
 _RETRY_S: Final = 5
-"""When a page that was refused may connect again; the script waits up to twice as long."""
+"""The delay before a refused page may connect again; the script waits up to twice as long."""
 
 
 class Streams:
     """The streams of all open pages.
 
-    If there are as many as may be, a peer may still open one at the cost of the peer with the most,
-    which then keeps at least as many as it.
+    If the maximum number is open, a peer may still open one: the oldest stream of the peer with the
+    most streams is closed, if that peer then still has at least as many as the new stream's peer.
     """
 
     def __init__(self, current: live.Live, *, pages_max: int) -> None:
         self._live = current
         self._pages_max = pages_max
         self._open: dict[str, list[asyncio.Future[None]]] = {}
-        """The ends of the streams of each peer, the oldest first."""
+        """By peer: a future for each stream, which is cancelled to close it; the oldest first."""
 
     async def changes(self, request: requests.Request) -> responses.Response:
         """Answer with the stream of changes of one open page."""
@@ -53,7 +53,7 @@ class Streams:
         return _Stream(self, self._live, subscriber, peer)
 
     def enter(self, peer: str) -> "asyncio.Future[None]":
-        """Count an open page of a peer; return what is done when it is to be closed."""
+        """Count an open page of a peer; return a future that is done when it must be closed."""
         end = asyncio.get_running_loop().create_future()
         if self._count() >= self._pages_max and (crowded := self._crowded(peer)):
             oldest = self._open[crowded][0]

@@ -303,7 +303,7 @@ def _now() -> datetime:
 
 
 def _answered(route: probes.Route) -> Callable[[requests.Request], responses.Response]:
-    """Return an HTTP endpoint for a probe that every service has."""
+    """Return an HTTP endpoint that answers with the result of `route`."""
 
     def answer(_: requests.Request) -> responses.Response:
         status, media_type, body = route()

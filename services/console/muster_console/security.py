@@ -37,14 +37,14 @@ _CLIENTS_MAX: Final = 1_000
 _BURST: Final = 200
 _PER_S: Final = 50.0
 _BURST_PER_PAGE: Final = 10
-"""How many requests opening a page takes; after a restart, all pages are opened again at once."""
+"""How many requests opening a page takes; a restart causes all pages to be opened again."""
 _PER_S_PER_PAGE: Final = 2.0
-"""How often an open page is refreshed at most."""
+"""The maximum number of requests per second of an open page."""
 _PEER: Final = "muster.peer"
 
 
 class Guard:
-    """An ASGI application that checks requests before another application gets them."""
+    """An ASGI application that checks requests before it passes them to another application."""
 
     def __init__(
         self,

@@ -17,7 +17,7 @@ from muster.service import probes, runtime
 from muster_console import config, live, pages, security
 
 _CONNECTIONS_PER_PAGE: Final = 3
-"""The stream of an open page, and those for what it reads."""
+"""The connections of one open page: one for its stream, the others for its requests."""
 _CONNECTIONS_MORE: Final = 100
 """The maximum number of connections in addition to those of open pages."""
 _RESERVED: Final = 50
@@ -42,13 +42,13 @@ class _Server(uvicorn.Server):
 
 
 class _Protocol(h11_impl.H11Protocol):
-    """A connection that is closed if it sends no request in time, as connections are limited.
+    """A connection that is closed if it sends no request in time: connections are limited.
 
     Uvicorn's own time limit already ends with the first byte of a request.
     """
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Start the time limit for the first request; close it if its address has too many."""
+        """Start the time limit for a request; close the connection if its address has too many."""
         super().connection_made(transport)
         self.loop.call_later(_REQUEST_S, self._close_unused, None)
         if self.client and self.limit_concurrency:

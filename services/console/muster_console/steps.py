@@ -1,11 +1,11 @@
 """Pure: how the verdicts on plugins and the health of devices changed, from events.
 
-Before the first event that names its health, nothing is known about a device, with one exception:
-of a plugin only the last inventory is stored, so a device that did not change before that has had
-the same health since the plugin started. An inventory says whether a device is Healthy, but not
-which conditions hold, so it ends none.
+Nothing is known about a device before the first event about its health, with one exception. Only
+the last inventory of a plugin is stored, so if a device had no event before it, the device has had
+the listed health since the plugin started. An inventory lists whether a device is Healthy, but not
+its conditions, so it ends none of them.
 
-A device that is not Unhealthy has the newest of the conditions that hold; only without any is it
+The value of a device that is not Unhealthy is its newest current condition; without one, it is
 Healthy.
 """
 
@@ -23,7 +23,7 @@ _HEALTHY: Final = vocabulary.Health.HEALTHY.value
 class Step(NamedTuple):
     """A change of a plugin's verdict, or of a device's health, and its reason.
 
-    An empty value means that it is not known.
+    An empty value means that the verdict or health is unknown.
     """
 
     at: datetime
@@ -33,7 +33,7 @@ class Step(NamedTuple):
 
 
 class _Said(NamedTuple):
-    """What one event says about one device; an inventory (`is_listed`) repeats what is known."""
+    """The information in one event about one device; an inventory (`is_listed`) may repeat it."""
 
     resource: str
     device: str
@@ -47,12 +47,12 @@ class _Said(NamedTuple):
 
     @property
     def is_listed(self) -> bool:
-        """Whether an inventory says this."""
+        """Whether this information is from an inventory."""
         return self.began is not None
 
 
 class _Device:
-    """What holds of one device after the events so far, and the steps that led there."""
+    """The state of one device after the events so far, and the steps that led to it."""
 
     def __init__(self) -> None:
         self.steps: list[Step] = []
@@ -61,7 +61,7 @@ class _Device:
         """The conditions that hold, by fault, the newest last."""
 
     def add(self, said: Sequence[_Said], at: datetime) -> None:
-        """Add what an event says about the device; of its replicas, a faulty one counts."""
+        """Add an event's information about the device; a faulty replica takes precedence."""
         worst = next((each for each in said if is_faulty(each.value)), said[0])
         self._record(worst)
         shown = self._unhealthy or next(reversed(self._held.values()), worst)
@@ -123,7 +123,7 @@ def of_devices(events: Iterable[codec.CloudEvent]) -> dict[tuple[str, str], list
 
 
 def is_faulty(value: str) -> bool:
-    """Return whether a device is known not to be well."""
+    """Return whether a device's health is known and is not Healthy."""
     return value not in {"", _HEALTHY}
 
 
@@ -132,7 +132,7 @@ def value_at(
 ) -> tuple[str, datetime | None, str]:
     """Return the value at a time, when it began, and the reason.
 
-    `current` is the present value, and when it began.
+    `current` is the current value, and when it began.
     """
     before = [step for step in steps if step.at <= at]
     if before:
@@ -149,7 +149,7 @@ def _evidence(change: vocabulary.VerdictChanged) -> str:
 
 
 def _said(events: Iterable[codec.CloudEvent]) -> Iterable[tuple[datetime, list[_Said]]]:
-    """Yield what each event says about devices, with the physical device of each, if known."""
+    """Yield the information in each event about devices, with their physical devices, if known."""
     physical: dict[tuple[str, str], str] = {}
     started: dict[str, tuple[str, datetime]] = {}
     for event in events:

@@ -1,6 +1,6 @@
 """Pure: collects the changes that each open page has not received yet.
 
-A page that reads slowly loses nothing and delays nobody: only the revision that the page has
+A page that reads slowly loses nothing and delays no other page: only the revision that the page has
 received is stored, and all changes since then are merged when the page reads again.
 """
 
@@ -20,7 +20,7 @@ STATE_S: Final = 10.0
 EVENTS_MAX: Final = 200
 """How many events one message may have; further ones are counted."""
 _ENCODED_MAX: Final = 8
-"""For how many revisions the changes since then are kept; pages that keep up share one."""
+"""The number of revisions for which encoded changes are cached; up-to-date pages share one."""
 
 
 _POSITION: Final = re.compile(r"([0-9a-z]{1,32})-([0-9]{1,15})-([0-9]{1,15})-([0-9]{1,15})")
@@ -33,7 +33,7 @@ class Position(msgspec.Struct, frozen=True, kw_only=True):
     revision: int
     alerts: int
     event: int
-    """The number of the last event that the page was sent, or that its filter left out."""
+    """The number of the last event that was sent to the page, or left out by its filter."""
 
     def __str__(self) -> str:
         """Return the position as the id of a server-sent event."""
@@ -46,7 +46,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     data: bytes
     position: Position
-    """What the page has received with this message."""
+    """The position of the page after this message."""
 
 
 class FleetState(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,7 +65,7 @@ class Tail(msgspec.Struct, frozen=True, kw_only=True):
     events: tuple[event_log.Line, ...]
     skipped: int
     dropped: int
-    """How many the console no longer has, of which an unknown number match the page's filter."""
+    """How many events are no longer stored; an unknown number of them match the filter."""
 
 
 class Feed:
@@ -150,10 +150,9 @@ class Subscriber:
         event: int = 0,
         alerts: int | None = None,
     ) -> None:
-        """Set what the page already has, by `revision`, `alerts` and `event`; None: everything.
+        """Set what the page has received (`revision`, `alerts`, `event`); None means everything.
 
-        Changes between the rendering of a page and its connection are sent at once, and so are
-        those since its last connection.
+        Changes since the page was rendered, or since its last connection, are sent immediately.
         """
         feed.observe()
         self._feed = feed

@@ -26,13 +26,13 @@ RANGES: Final[Mapping[str, timedelta]] = {
 }
 MARKS_MAX: Final = 300
 DEVICES_MAX: Final = 8
-"""How many faulty devices have a lane of their own."""
+"""The maximum number of faulty devices that each have a lane."""
 _BARS_MAX: Final = 200
 _SILENCED: Final = ", silenced"
 _BAR_MIN: Final = 2.5
 _LETTER: Final = 7.6
 _NAME_MARGIN: Final = 12.0
-"""A bar shows its verdict as text if that many letters fit."""
+"""The width of a letter, and the margin: a bar shows its verdict as text if the text fits."""
 _TICKS_MAX: Final = 8
 _STEPS: Final = tuple(
     timedelta(minutes=minutes)
@@ -75,7 +75,7 @@ _HALF_WELL: Final = {
     *(condition.value for condition in vocabulary.Condition),
 }
 _SKEW_SHOWN: Final = timedelta(seconds=5)
-"""The text of an event further in the future than this says that its sender's clock is ahead."""
+"""If an event is later than now by more than this, its text notes that the clock is ahead."""
 
 
 class Bar(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,7 +96,7 @@ class Lane(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Mark(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that happened at one time. `kind` is fault, restart, delivery, alert or other."""
+    """An event or a notification; `kind` is fault, restart, delivery, alert or other."""
 
     x: float
     kind: str
@@ -117,7 +117,7 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
 
     lanes: tuple[Lane, ...]
     devices_more: int
-    """The number of other devices that were faulty in this time; they have no lane."""
+    """The number of other devices that were faulty in this period; they have no lane."""
     marks: tuple[Mark, ...]
     marks_total: int
     ticks: tuple[Tick, ...]
@@ -141,7 +141,7 @@ def timeline(
     `device` is the name of a device, and how its health changed; `events` are then about that
     device only.
     `labels` are the names of devices. `silenced` has, by plugin, the time from which its
-    present problem is silenced.
+    current problem is silenced.
     """
     scale = _Scale(start, end)
     marks = [*_event_marks(events, scale), *_delivery_marks(deliveries, scale)]
@@ -200,7 +200,7 @@ class _Scale:
 
 
 def level_of(verdict: str) -> str:
-    """Return the level that a verdict is drawn with."""
+    """Return the level with which a verdict, or a device's health, is drawn."""
     if not verdict:
         return "unknown"
     return _WELL.get(verdict) or ("warning" if verdict in _HALF_WELL else "critical")
@@ -241,7 +241,7 @@ def _lanes(
 def _device_lanes(
     events: Iterable[codec.CloudEvent], labels: Mapping[str, str], scale: _Scale
 ) -> list[Lane]:
-    """Return a lane for each device that was not well in this time, the newest fault first."""
+    """Return a lane for each device that was faulty in this period, the newest fault first."""
     faulty = [
         (of_device, labels.get(device, device_names.shortened(device)))
         for (_, device), of_device in steps.of_devices(events).items()
@@ -252,7 +252,7 @@ def _device_lanes(
 
 
 def _is_faulty(of_device: Sequence[steps.Step], start: datetime) -> bool:
-    """Return whether a device was not well at a time after `start`."""
+    """Return whether a device was faulty at any time after `start`."""
     ends = [step.at for step in of_device[1:]]
     return any(
         steps.is_faulty(step.value) and (end is None or end > start)
@@ -280,7 +280,7 @@ def _bars(
 ) -> Iterable[Bar]:
     """Yield one bar for each value; the first bar has the value before the first change.
 
-    If the last value is silenced, a bar of its own begins where the silence does.
+    If the last value is silenced, a separate bar begins at the start of the silence.
     """
     shown = changes[-_BARS_MAX:]
     value, since = current

@@ -120,9 +120,10 @@ class Visitors:
         return sessions.unseal(given, sessions.SignIn, self._key, at=at)
 
     def _cookie_name(self, headers: Mapping[str, str]) -> str:
-        """Return the cookie's name: browsers send a cookie to every port of a host.
+        """Return the cookie's name, which contains the port unless the address uses HTTPS.
 
-        RFC 6265, 8.5. Several consoles on one machine, or behind port-forwards, have other ports.
+        Browsers send a cookie to every port of a host (RFC 6265, 8.5), but several consoles may run
+        on one machine, or behind port-forwards, on different ports.
         """
         if self.is_secure:
             return "__Host-muster"
@@ -191,7 +192,7 @@ class Visitors:
 
 
 def of(request: requests.Request) -> Visitor | None:
-    """Return who requests a page; None if nobody may act."""
+    """Return the visitor who requests a page; None if acting is not configured."""
     visitor: Visitor | None = request.scope.get(_SCOPE)
     return visitor
 

@@ -26,8 +26,7 @@ start.end_imports()
 
 _GROUP: Final = "muster-gate"
 _REFETCH_S: Final = 5.0
-"""The minimum time between two fetches of the keys that are caused by tokens with an unknown key.
-"""
+"""The minimum time between two fetches that are triggered by tokens with an unknown key."""
 _WAITING_FOR_KEYS_MAX: Final = 1_000
 _LOG_INTERVAL_S: Final = 10.0
 _REQUESTS_MAX: Final = 20_000
@@ -63,7 +62,7 @@ FETCHES: Final = metrics.counter(
 
 
 class Gate:
-    """Answers auth callout requests, and keeps the keys for this up to date."""
+    """Answers auth callout requests, and keeps the required keys up to date."""
 
     def __init__(self, settings: config.Settings, authorizer: callout.Authorizer, api: str) -> None:
         self._settings = settings
@@ -133,7 +132,7 @@ class Gate:
             self._read_signing()
 
     async def fetch(self) -> None:
-        """Fetch the cluster's keys now."""
+        """Fetch the cluster's keys now; if that fails, keep the keys that are in use."""
         async with self._fetching:
             self._fetched_at = asyncio.get_running_loop().time()
             issuer = self._settings.tokens.issuer

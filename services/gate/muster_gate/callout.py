@@ -105,7 +105,7 @@ class Authorizer:
         )
 
     def decide(self, payload: bytes, *, at: float, now: float) -> Admitted | Denied:
-        """Return the answer to a request; `at` is UTC, `now` monotonic."""
+        """Decide on a connection request; `at` is UTC, `now` monotonic."""
         try:
             request = read_request(payload)
         except Refused as refusal:
@@ -148,7 +148,7 @@ class _GateFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_signing(document: bytes) -> Signing:
-    """Return the content of gate.json. Raises ValueError, without the content."""
+    """Return the keys in gate.json. Raises ValueError, whose message contains no key."""
     try:
         decoded = msgspec.json.decode(document, type=_GateFile)
     except codec.UNREADABLE:
@@ -162,7 +162,7 @@ def read_signing(document: bytes) -> Signing:
 
 
 def read_request(payload: bytes) -> AuthRequest:
-    """Return the request of a server. Raises Refused if the request cannot be answered."""
+    """Return a server's verified request. Raises Refused if the request cannot be answered."""
     try:
         claims = nkeys.decode_jwt(payload.decode("ascii"), _Claims, nkeys.Kind.SERVER)
         nkeys.check(claims.nats.user_nkey, nkeys.Kind.USER)
@@ -174,9 +174,10 @@ def read_request(payload: bytes) -> AuthRequest:
 
 
 def is_named_for(name: str, node: str, plugins: Collection[str]) -> bool:
-    """Return whether a connection's name is `<plugin> <node>` for a plugin on this node.
+    """Return whether a plugin on this node may use this connection name.
 
-    Health identifies a closed connection by this name.
+    Health identifies closed connections by names of the form `<plugin> <node>`, so these must name
+    this node and an allowed plugin. Health ignores all other names, so they are allowed.
     """
     plugin, _, named = name.partition(" ")
     try:

@@ -24,7 +24,7 @@ _TIMEOUT_S: Final = 2.0
 
 
 class KeysUnavailable(Exception):
-    """The keys could not be fetched; the message lists the attempts."""
+    """The keys could not be fetched; the message gives the source and the reason."""
 
 
 class _Cached(msgspec.Struct, frozen=True):
@@ -43,7 +43,7 @@ def api_address(configured: str) -> str:
 
 
 async def fetch(rules: config.Keys, *, issuer: str, api: str, at: float) -> tokens.Keyring:
-    """Return the current keys, and cache them if a cache is configured. Raises KeysUnavailable."""
+    """Return the current keys; cache those from the API server. Raises KeysUnavailable."""
     try:
         if rules.file is not None:
             document = _bounded(await asyncio.to_thread(Path(rules.file).read_bytes))
@@ -65,7 +65,7 @@ async def fetch(rules: config.Keys, *, issuer: str, api: str, at: float) -> toke
 
 
 def cached(rules: config.Keys, *, issuer: str) -> tokens.Keyring | None:
-    """Return the cached keys; None without a cache, or if it is unusable or of another issuer."""
+    """Return the cached keys; None without a usable cache for this issuer."""
     if rules.cache is None:
         return None
     try:

@@ -35,7 +35,7 @@ class Keys(msgspec.Struct, frozen=True, kw_only=True):
     """The source of the cluster's public keys, and how long the keys are used."""
 
     file: File | None = None
-    """A JSON Web Key Set, instead of the API server; `issuer` must be set then."""
+    """A JSON Web Key Set to use instead of the API server; requires `tokens.issuer`."""
     api: Annotated[str, msgspec.Meta(pattern=r"^(https?://[!-~]{1,1024})?$")] = ""
     """URL of the API server; by default, that of the cluster that the gate runs in."""
     cache: File | None = None
@@ -68,13 +68,13 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True):
     burst_s: Annotated[float, msgspec.Meta(ge=1, le=3600)] = 60.0
     """The reserve for messages that waited during an outage, in seconds of these rates."""
     connections: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 8
-    """The maximum number of a node's connections; the oldest excess connections are closed."""
+    """The maximum number of connections of a node; if it has more, the oldest are closed."""
     refuse_s: Annotated[float, msgspec.Meta(ge=0.1, le=86_400)] = 10.0
-    """How long a node is refused after it exceeded a rate."""
+    """How long a node is refused after it has exceeded a rate."""
     read_s: sections.Pause = 1.0
-    """How often the gate requests each connection's traffic from the servers.
+    """The period at which the gate requests each connection's traffic from the servers.
 
-    It does so four times as often while a node is refused, and for `burst_s` afterwards.
+    The gate does so four times as often while a node is refused, and for `burst_s` afterwards.
     """
 
 

@@ -89,7 +89,7 @@ class _Node:
     used_bytes: float = 0.0
     messages: int = 0
     bytes: int = 0
-    """The bytes that the node has sent since then."""
+    """The bytes that the node has sent since `since`."""
     until: float = float("-inf")
 
 
@@ -128,7 +128,7 @@ class RateLimiter:
         )
 
     def closed(self, server: str, traffic: Traffic, *, now: float) -> Violation | None:
-        """Evaluate a closed connection, perhaps never reported while open; None: no violation."""
+        """Charge the rest of a closed connection's traffic; return the violation, or None."""
         since_s = self._since_s(server, now)
         read_at, known = self._servers.get(server, (now, {}))
         before = known.pop(traffic.id, None) or _opened(traffic, since_s)
@@ -170,7 +170,7 @@ class RateLimiter:
         return None if held is None else now - held[0]
 
     def _is_quiet(self, new: Traffic, known: Traffic | None, since_s: float) -> bool:
-        """Return whether a connection uses at most its share of the node's rates."""
+        """Return whether a connection needs no charge: full reserve, and at most its share sent."""
         if known is None or new.node in self._nodes:
             return False
         share_s = since_s / self._rates.connections
@@ -180,7 +180,7 @@ class RateLimiter:
         )
 
     def _excess(self, reported: Collection[Traffic]) -> set[int]:
-        """Return the oldest connections of nodes with too many; the oldest are most likely dead."""
+        """Return the excess connections of each node: the oldest, which are most likely stale."""
         counts = Counter(c.node for _, known in self._servers.values() for c in known.values())
         limit = self._rates.connections
         over = {node: count - limit for node, count in counts.items() if count > limit}
@@ -194,7 +194,7 @@ class RateLimiter:
     def _charge(
         self, new: Traffic, known: Traffic | None, *, since: float, now: float
     ) -> Violation | None:
-        """Charge a node's reserve with the traffic of a connection since its last evaluation."""
+        """Charge a node's reserve with a connection's new traffic; return a violation or None."""
         rates = self._rates
         messages, bytes_ = new.messages, new.bytes
         # a connection without an earlier report may have used the node's rates since it was opened

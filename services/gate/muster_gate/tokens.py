@@ -1,10 +1,10 @@
 """Pure: verifies a projected Kubernetes service account token with the cluster's public keys.
 
 Only the cluster's public keys are needed. Checking each token with the API server would cause ten
-thousand requests when ten thousand plugins reconnect at once, perhaps while it is unavailable. The
-keys are a JSON Web Key Set (RFC 7517); Kubernetes signs with RSA or with elliptic curves
-(pkg/serviceaccount/jwt.go, signerFromPrivateKey; 1.36). Each key is used with one algorithm only;
-the algorithm in a token is compared with it, never trusted.
+thousand requests when ten thousand plugins reconnect at the same time, perhaps while the API server
+is unavailable. The keys are a JSON Web Key Set (RFC 7517); Kubernetes signs with RSA or with
+elliptic curves (pkg/serviceaccount/jwt.go, signerFromPrivateKey; 1.36). Each key is used with one
+algorithm only; the algorithm in a token is compared with it, never trusted.
 
 While the API server is unavailable, kubelets cannot renew tokens. Tokens are then verified as of
 the last fetch of the keys, so that a plugin that was admitted a minute ago is admitted again.
@@ -32,7 +32,7 @@ _COORDINATE_BYTES: Final = 32
 Check: TypeAlias = Callable[[bytes, bytes], None]
 """A function that raises InvalidSignature unless the second argument signs the first."""
 _TOKEN_MAX: Final = 4096
-"""The maximum length of a token: nats-server accepts no longer lines (max_control_line)."""
+"""The maximum length of a token: nats-server rejects longer lines (max_control_line)."""
 _LATEST: Final = 2**40
 _MISSED_REFRESHES_MAX: Final = 2
 """After this many failed refreshes, the API server counts as unavailable."""
@@ -41,7 +41,7 @@ Seconds = Annotated[float, msgspec.Meta(ge=0, le=_LATEST)]
 
 
 class BadKeys(ValueError):
-    """The text is not a key set, or contains no usable key."""
+    """The document is invalid, or contains no usable key or issuer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +244,7 @@ def _parts(token: str) -> tuple[nkeys.Parts, _Header]:
 
 
 def _as_of(ring: Keyring, keys: config.Keys, at: float) -> float:
-    """Return the time at which a token must have been valid."""
+    """Return the time as of which a token must not have expired."""
     is_unavailable = at - ring.fetched_at > _MISSED_REFRESHES_MAX * keys.refresh_s
     # for keys from a file, it is unknown whether the API server is available
     return ring.fetched_at if is_unavailable and keys.file is None else at
@@ -288,7 +288,7 @@ class Reason(enum.StrEnum):
     """Why a connection is denied, in the order of the checks."""
 
     UNREADABLE = "unreadable"
-    """The request does not come from nats-server."""
+    """The request is invalid, or does not come from nats-server."""
     NO_TOKEN = "no_token"  # noqa: S105  # a word
     MALFORMED = "malformed"
     ALGORITHM = "algorithm"
@@ -315,7 +315,7 @@ class Reason(enum.StrEnum):
 
 
 class Refused(Exception):
-    """A connection is denied; `subject` is the verified subject of the token, if any."""
+    """A connection is denied; `subject` is the token's subject or its node, if known."""
 
     def __init__(self, reason: Reason, *, subject: str = "") -> None:
         super().__init__(reason.value)

@@ -1,6 +1,6 @@
 """Adapter: NATS: reads the traffic of plugins' connections; closes connections of noisy nodes.
 
-Every gate reads the reports of all servers, even those that another gate requested, and
+Every gate reads the reports of all servers, even reports that another gate requested, and
 `rate_limiter` decides. Closing a connection that is already closed has no effect, so several gates
 may do so.
 """
@@ -35,7 +35,7 @@ _CONNECTIONS_PER_S: Final = 5_000
 _JITTER: Final = 0.2
 """The share of a period that is random, so that gates seldom send requests at the same time."""
 _WATCHED: Final = 4
-"""How many times more often connections are read while a node is watched, to end floods soon."""
+"""How many times more often connections are read while a node is watched: floods end sooner."""
 _UNANSWERED_S: Final = 30.0
 _UNANSWERED_WAIT_S: Final = 60.0
 """The pause before a request is repeated to servers that do not answer."""
@@ -271,7 +271,7 @@ class TrafficMonitor:
         await self._publish(permissions.PENALTIES, msgspec.json.encode(listed))
 
     async def _publish(self, subject: str, payload: bytes, *, reply: str = "") -> None:
-        """Publish; a lost request is repeated when the servers next report."""
+        """Publish a message; a lost request is sent again after the servers' next reports."""
         if self._client is not None and self._client.is_connected:
             with contextlib.suppress(*connection.LOST):
                 await self._client.publish(subject, payload, reply=reply)

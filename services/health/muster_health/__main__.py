@@ -56,7 +56,7 @@ async def serve(settings: config.Settings) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Parts:
-    """The components of the process; `cluster` and `reader` need the Kubernetes API."""
+    """The components of the process; `cluster` and `reader` are None without a Kubernetes API."""
 
     name: str
     watched: detector.Detector
@@ -76,7 +76,7 @@ class _Parts:
 
 
 async def _parts(settings: config.Settings, stack: contextlib.AsyncExitStack) -> _Parts:
-    """Connect to NATS and Kubernetes until the stack ends. Raises CannotStart."""
+    """Create and connect the components; the stack closes them. Raises CannotStart."""
     kubernetes = await _kubernetes(settings.cluster, stack)
     watched = _detector(settings, has_cluster=kubernetes is not None)
     connected = await stack.enter_async_context(_bus(settings))
@@ -123,7 +123,7 @@ async def _parts(settings: config.Settings, stack: contextlib.AsyncExitStack) ->
 async def _serve_http(
     parts: _Parts, settings: config.Settings, stack: contextlib.AsyncExitStack
 ) -> None:
-    """Answer Kubernetes' probes, Prometheus and `muster status` until the stack ends."""
+    """Serve HTTP for probes, Prometheus and `muster status` until the stack closes."""
 
     def exported() -> probes.Answer:
         return 200, *metrics.exported(parts.watched, per_node=settings.metrics.per_node)
@@ -174,7 +174,7 @@ async def _run(parts: _Parts, settings: config.Settings) -> None:
 
 
 async def _kubernetes(settings: config.Cluster, stack: contextlib.AsyncExitStack) -> api.Api | None:
-    """Return the Kubernetes API, or None if none is configured. Raises CannotStart."""
+    """Return a Kubernetes API client, or None if none is configured. Raises CannotStart."""
     if settings.kubeconfig is None and not os.environ.get("KUBERNETES_SERVICE_HOST"):
         return None
     try:
@@ -299,7 +299,7 @@ def _state(parts: _Parts, query: Mapping[str, str]) -> probes.Answer:
 def _places(
     cluster: watches.ClusterWatcher | None, nodes: Iterable[str]
 ) -> dict[str, dict[str, str]]:
-    """Return the pool and the zone of each node that has any."""
+    """Return the known pool and zone of each node; omit nodes for which neither is known."""
     if cluster is None:
         return {}
     places = ((node, cluster.place(node)) for node in nodes)

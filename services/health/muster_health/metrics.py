@@ -126,7 +126,7 @@ class CurrentState(registry.Collector):
         self._source = source
 
     def collect(self) -> Iterable[metrics_core.Metric]:
-        """Return the number of plugins by verdict, and of open alerts by kind."""
+        """Return the numbers of verdicts, open alerts, mass failures and suspected plugins."""
         verdicts = collections.Counter(dict.fromkeys(vocabulary.Verdict, 0))
         alerts = collections.Counter(dict.fromkeys(vocabulary.AlertKind, 0))
         for plugin in self._source.plugins():
@@ -149,7 +149,7 @@ class CurrentState(registry.Collector):
             by_kind,
             metrics_core.GaugeMetricFamily(
                 "muster_health_mass_failures",
-                "Current mass failures: many plugins are suspected at once.",
+                "Current mass failures: many plugins are suspected at the same time.",
                 value=mass_failures,
             ),
             metrics_core.GaugeMetricFamily(

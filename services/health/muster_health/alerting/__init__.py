@@ -1,7 +1,8 @@
 """Decides which alerts to publish for one plugin, and for the whole fleet.
 
 `alert_lifecycle` compares the alerts that should be open with those that were published.
-`flap_damping` delays the recovery of what fails repeatedly. `plugin_alerting` publishes a plugin's
-verdict and its alerts: `plugin_alert` is the alert about the plugin itself, with the affected pods;
-`device_alerts` are those about its devices. `evidence` describes observations.
+`flap_damping` delays the recovery of plugins and alerts that fail repeatedly. `plugin_alerting`
+publishes a plugin's verdict and its alerts: `plugin_alert` is the alert about the plugin itself,
+with the affected pods; `device_alerts` are those about its devices. `evidence` describes
+observations.
 """

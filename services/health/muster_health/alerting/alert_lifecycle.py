@@ -1,7 +1,7 @@
 """Pure: compares the wanted alerts with the published ones, to decide what to publish.
 
-The decision depends only on these two sets, not on their history. It can therefore be repeated, and
-it does not matter which process published an alert. Repeated failures are damped (`flap_damping`).
+Apart from delays (`flap_damping`, rate limits), the decision depends only on these two sets. It can
+therefore be repeated, and it does not matter which process published an alert.
 
 An alert is first stored as pending, then published, then stored as published. After a crash in
 between, it may be published again under the same id, but it is never lost.

@@ -59,22 +59,22 @@ class DeviceFaults:
 
     devices_max: int
     totals: Mapping[str, int] = field(default_factory=lambda: _NOTHING)
-    """Number of devices by resource; empty until the first snapshot."""
+    """Number of devices by resource; empty until the first inventory."""
     changes: int = 0
     """The number of recorded changes of faults whose device id is known."""
     has_any: bool = False
-    """Whether there are faults, or were recently; if not, look-ups can be skipped."""
+    """Whether any fault has ever been recorded; if not, look-ups can be skipped."""
     _faults: _Faults = field(default_factory=lambda: _NONE)
     _count: int = 0
 
     @property
     def by_group(self) -> Mapping[Group, dict[str, Fault]]:
-        """The devices in each group that are known by name."""
+        """The faulty devices whose ids are known, by group and id."""
         return self._faults.by_group
 
     @property
     def counts(self) -> Mapping[Group, int]:
-        """The number of devices in each group, from heartbeats; some may not be known by name."""
+        """The number of faulty devices in each group, from heartbeats; some ids may be unknown."""
         return self._faults.counts
 
     @property
@@ -84,13 +84,14 @@ class DeviceFaults:
 
     @property
     def ended(self) -> Mapping[Group, str]:
-        """The reason why each recent fault ended."""
+        """The reason why the latest fault of each group ended."""
         return self._faults.ended
 
     def restore(self, stored: Iterable[snapshot.KnownFault]) -> None:
-        """Restore the faults that a previous process saved, unless a newer snapshot has arrived.
+        """Restore the faults that a previous process saved.
 
-        Shortages of devices are not saved: the next heartbeat reports them again.
+        An inventory that has already arrived takes precedence for unhealthy devices. Shortages of
+        devices are not saved: the next heartbeat reports them again.
         """
         is_listed = self.totals is not _NOTHING
         for group in stored:
@@ -107,7 +108,7 @@ class DeviceFaults:
     def known(self) -> tuple[snapshot.KnownFault, ...]:
         """Return the faults to save; there is a limit, because every event saves all of them.
 
-        After a restart, the next inventory lists the other faults again.
+        After a restart, the next inventory lists the omitted faults again.
         """
         alike: dict[tuple[AlertKind, str, str], list[str]] = {}
         for (kind, resource), devices in self.by_group.items():

@@ -24,7 +24,7 @@ def silent(silent_s: float, interval_s: float, *, ever_heard: bool) -> vocabular
 
 
 def not_subscribed() -> vocabulary.Evidence:
-    """Return the evidence that a probe was rejected, because nobody is subscribed."""
+    """Return the evidence that a probe was not delivered, because there is no subscriber."""
     return of("probe", "no process is subscribed to the plugin's subject in NATS")
 
 
@@ -34,7 +34,7 @@ def no_answer(timeout_s: float) -> vocabulary.Evidence:
 
 
 def cluster(answer: signals.Facts | None, resources: Iterable[str]) -> list[vocabulary.Evidence]:
-    """Return the answer from Kubernetes as evidence, with any read errors."""
+    """Return the answer from Kubernetes as evidence, including any read errors."""
     if answer is None:
         return [undecided("no answer from the Kubernetes API")]
     observations = []
@@ -96,7 +96,7 @@ def stop_announced(
 
 
 def overdue(return_s: float, since: str) -> vocabulary.Evidence:
-    """Return the evidence that a planned stop takes too long; `since` is how the stop began."""
+    """Return the evidence that a planned stop takes too long; `since` describes its beginning."""
     return of("clock", f"not back {return_s:g} s after {since}")
 
 

@@ -4,7 +4,7 @@
 |---------------------------|----------------------------------|----------|
 | 1st                       | 3 good heartbeats, or 15 s       |          |
 | 2nd                       | 30 s                             |          |
-| nth, from the 3rd on      | 30 s doubled n - 2 times, 15 min | flapping |
+| nth, from the 3rd on      | 30 s * 2^(n - 2), at most 15 min | flapping |
 
 The count restarts after a whole window without a failure.
 """
@@ -45,7 +45,7 @@ class FlapDamping:
 
     @property
     def hold_s(self) -> float:
-        """Return how long it must stay healthy; 0 after one failure: the usual time is enough."""
+        """Return the minimum healthy time before recovery; 0 after a single failure."""
         settings = self.settings
         holds = pacing.Backoff(first_s=settings.hold_s, max_s=settings.hold_max_s)
         return holds.delay_s(self.level - 1)

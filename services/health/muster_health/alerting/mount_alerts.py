@@ -3,7 +3,7 @@
 | reported                                             | faults of the mount             |
 |------------------------------------------------------|---------------------------------|
 | a condition of a mount begins                        | one more                        |
-| a condition of a mount ends                          | one less                        |
+| a condition of a mount ends                          | one fewer                       |
 | an inventory lists the mount                         | exactly the conditions it lists |
 | an inventory does not list it, or it has no mounts   | none: the mount has ended       |
 
@@ -38,7 +38,7 @@ _WORDS: Final = {
     ),
 }
 FAULTS_MAX: Final = 1024
-"""The maximum number of faults on one node; its pods cannot use that many FUSE mounts."""
+"""The maximum number of faults of one kind; a node's pods cannot use that many mounts."""
 _WHY_MAX: Final = 300
 _SHOWN_MAX: Final = 4
 _SAVED_MAX: Final = 128
@@ -78,7 +78,7 @@ class MountFaults:
                     self._put(group.kind, mount, Fault(group.resource, group.why))
 
     def known(self) -> tuple[snapshot.KnownFault, ...]:
-        """Return the faults to save; their resource is the pod."""
+        """Return the faults to save; their `resource` is the name of the pod."""
         return tuple(
             snapshot.KnownFault(kind, fault.pod, fault.why, (mount,))
             for kind, faults in self.by_kind.items()
@@ -162,7 +162,7 @@ def of(faults: MountFaults, *, node: str, at: datetime) -> Iterable[alerts.Alert
 
 
 def ended() -> tuple[vocabulary.Evidence, ...]:
-    """Return the evidence that no mount has a fault of this kind any more."""
+    """Return the evidence for the end of an alert: no mount has its fault any more."""
     return (evidence.of("plugin", "the mounts work again, or have ended"),)
 
 

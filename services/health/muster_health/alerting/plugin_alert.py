@@ -72,7 +72,7 @@ class PodsQuery:
 def named(
     alert: alerts.Alert, query: PodsQuery | None, published: Sequence[alerts.Alert]
 ) -> alerts.Alert:
-    """Return an alert with its pods, from the answer or else from the plugin's last alert."""
+    """Return the alert with the pods from the query's answer, or else from the last alert."""
     if query is not None and query.pods is not None:
         return alert.naming(query.pods, len(query.pods))
     last = published[-1] if published else None
@@ -162,7 +162,7 @@ class PluginAlert:
         return True
 
     def may_open(self, others: alert_lifecycle.MayOpen) -> alert_lifecycle.MayOpen:
-        """Return a check of which alerts may open now; `others` decides on all except this one."""
+        """Return a function that decides what may open; `others` decides on all other alerts."""
 
         def may(key: alerts.Key) -> bool:
             if self._has_permit and is_of_plugin(key):
@@ -214,7 +214,7 @@ class PluginAlert:
     def followed(
         self, standing: steps.Standing, wanted: list[alerts.Alert], now: float
     ) -> list[float]:
-        """Drop the list of pods once it is published; return when to evaluate again."""
+        """Drop the list of pods once it is published; return the times to evaluate again."""
         pause_due = self._patience_due(standing)
         dues = [pause_due] if now < pause_due and self._may_be_pause(standing, now) else []
         query = self._query
@@ -229,7 +229,7 @@ class PluginAlert:
         return dues
 
     def forget(self) -> None:
-        """Drop the list of pods: no alert is published now, and later it would be outdated."""
+        """Drop the list of pods: no alert is published now, and the list would become outdated."""
         self._query, self._has_permit = None, False
 
     def _evaluate(

@@ -31,7 +31,7 @@ _OF_KUBELET: Final = frozenset({steps.Rule.KUBELET_AWAY, steps.Rule.KUBELET_DEAD
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
-    """What alerts depend on besides the verdict; at `due`, one of these may need an alert."""
+    """The observations, besides the verdict, that need alerts; at `due`, evaluate them again."""
 
     faults: device_alerts.DeviceFaults
     mounts: mount_alerts.MountFaults
@@ -87,7 +87,7 @@ class PluginAlerting:
             self.alert.restore(before.firing, pause_due=pause_due, repair_due=repair_due)
 
     def reset_published(self) -> None:
-        """Treat nothing as published: another replica leads, so the publications were dropped."""
+        """Reset the published state: another replica led, so our publications were dropped."""
         self.lifecycle.load((), ())
         self.published_verdict = self.pending_verdict = None
 
@@ -123,7 +123,7 @@ class PluginAlerting:
             self.alert.clock_stalled(seconds)
 
     def touch(self, now: float) -> None:
-        """Schedule the next evaluation for this time."""
+        """Schedule the next evaluation at `now`."""
         self.is_dirty, self.look_due = True, now
 
     def is_repairable(self, standing: steps.Standing, now: float) -> bool:

@@ -1,4 +1,4 @@
-"""Pure: tracks a configuration that one plugin refused, and its alert if nobody corrects it.
+"""Pure: tracks a configuration that one plugin refused; alerts if it is not corrected in time.
 
 | state   | refused                   | applied, another hash, or another process | after the wait |
 |---------|---------------------------|-------------------------------------------|----------------|
@@ -47,7 +47,7 @@ class RefusedConfiguration:
             self.known, self._since, self._refused_at = stored, since, since
 
     def apply(self, event: vocabulary.Event, instance: str, now: float, wall: float) -> None:
-        """Record a plugin's event; `wall` is the time of day to save."""
+        """Record a plugin's event; `wall` is the current Unix time, which is saved."""
         match event:
             case vocabulary.ConfigurationRefused():
                 before = self.known
@@ -68,7 +68,7 @@ class RefusedConfiguration:
                 pass
 
     def observe(self, heartbeat: vocabulary.Heartbeat, now: float) -> bool:
-        """Compare with a heartbeat; return whether the configuration has been corrected."""
+        """Evaluate a heartbeat; return whether the configuration has been corrected."""
         known = self.known
         if known is None or now < self._refused_at + _IN_FLIGHT_S:
             return False

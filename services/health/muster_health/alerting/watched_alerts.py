@@ -49,7 +49,7 @@ _ADVICE: Final[Mapping[Rule | None, str]] = {
 
 @dataclass(slots=True, eq=False)
 class Subject:
-    """The watched plugin: its resource or driver, the pods that run it, and those that use it."""
+    """The watched plugin: its resource or driver, its own pods, and the pods that use it."""
 
     name: str
     pods: tuple[str, ...] = ()

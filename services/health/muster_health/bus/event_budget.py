@@ -1,8 +1,8 @@
-"""Pure: limits the events read per node; beyond the limit, only the newest of each kind are read.
+"""Pure: limits the events read per node; beyond the limit, only the newest per subject is read.
 
 An event over the budget is neither decoded nor handled, so one node's events do not delay the
-others'. A moment later the newest event of each of its subjects is read: a snapshot supersedes the
-changes before it.
+others'. A moment later, the newest event of each of the node's subjects is read: a snapshot
+supersedes the changes before it.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from muster_health.model import limits
 
 _PER_S: Final = 200.0
 _BURST: Final = 2_000.0
-"""The number of events that a node may send at once.
+"""The number of events that a node may send in one burst.
 
 After an outage, each plugin sends up to 1,000 buffered events (`bus.QUEUE_MAX`).
 """

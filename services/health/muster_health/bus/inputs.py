@@ -195,7 +195,7 @@ class Inputs:
         return max((event.position for event in newest), default=0)
 
     async def _put_heartbeats(self, batch: Sequence[vocabulary.Heartbeat]) -> None:
-        """Put heartbeats into the inbox in batches; the next ones wait in NATS meanwhile."""
+        """Put a batch of heartbeats into the inbox; wait until the detector has processed it."""
         processed = asyncio.Event()
 
         async def ack() -> None:
@@ -260,11 +260,11 @@ def _report(event: codec.CloudEvent, *, position: int = 0) -> signals.FromPlugin
 
 
 _OWN_CHECK_SHARE: Final = 0.25
-"""The share of a probe's timeout within which NATS must answer; otherwise the result is void."""
+"""The share of a probe's timeout within which NATS must answer health; else the result is void."""
 
 
 class Prober:
-    """Probes plugins, at most `concurrent_max` at once; passes each result to `put`."""
+    """Probes plugins, up to `concurrent_max` concurrently; passes each result to `put`."""
 
     def __init__(self, connected: bus.Bus, put: Put, *, concurrent_max: int) -> None:
         self._bus = connected

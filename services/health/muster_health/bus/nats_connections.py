@@ -3,12 +3,12 @@
 An advisory names a client by its user and by a name that the client chose itself. A plugin's name
 is `<plugin> <node>`; a user of that form takes precedence, because the server has checked it. If
 the user belongs to one node's plugin, a client name with another node is ignored. The name of a
-client that cannot be a plugin is ignored, too: otherwise a client with read permission only could
-hide that a plugin's process has ended.
+client that cannot be a plugin is ignored, too: otherwise, a client that has only read permission
+could hide that a plugin's process has ended.
 
-Whether advisories arrive depends on the server's configuration (docs/health.md), and a server that
-sends none gives no sign of it. Health therefore opens a second connection periodically, and checks
-that it is reported. Advisories can be lost, so they only raise suspicions.
+Whether advisories arrive depends on the server's configuration (docs/health.md), and nothing
+indicates that a server sends none. Health therefore opens a second connection periodically, and
+checks that it is reported. Advisories can be lost, so they only raise suspicions.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ DISCONNECT: Final = "muster.nats.disconnect"
 LAMEDUCK: Final = "muster.nats.lameduck.*"
 SHUTDOWN: Final = "muster.nats.shutdown.*"
 SUBJECTS: Final = (CONNECT, DISCONNECT, LAMEDUCK, SHUTDOWN)
-"""The subjects of advisories in muster's account; docs/health.md has the configuration."""
+"""The subjects of advisories in muster's account; docs/health.md shows the configuration."""
 
 _LEAF: Final = "Leafnode"
 _TEXT_MAX: Final = 256
@@ -169,8 +169,7 @@ _ADVISORIES: Final = metrics.counter(
 )
 _FLOWING: Final = prometheus_client.Gauge(
     "muster_health_advisories_flowing",
-    "1 while nats-server reports connections; otherwise a crash is only noticed by missing "
-    "heartbeats.",
+    "1 while nats-server reports connections; otherwise, only missing heartbeats reveal a crash.",
 )
 
 Handler = Callable[[str, bytes], Awaitable[None]]
@@ -206,8 +205,8 @@ class ConnectionMonitor:
         if self.is_flowing is not False:
             return ""
         return (
-            "nats-server does not report connections: a crash is only noticed by missing "
-            "heartbeats; docs/health.md shows how to configure the account"
+            "nats-server does not report connections, so only missing heartbeats reveal a crash; "
+            "docs/health.md shows how to configure the account"
         )
 
     async def run(self) -> None:

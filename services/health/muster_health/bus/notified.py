@@ -50,9 +50,9 @@ class ReceiverStatus:
         return () if now > self._due else self._alerts
 
     def problem(self, now: float) -> str:
-        """Return why alerts may reach nobody; empty if they reach people or that is unknown."""
+        """Return why alerts may not reach people; empty if they do, or if that is unknown."""
         if now > self._due:
-            return "no notifier has published its receivers: none is running with NATS"
+            return "no notifier has published its receivers: none is running and connected to NATS"
         if self._receivers is None:
             return ""
         nobody = "" if set(self._receivers.values()) - {vocabulary.CONSOLE} else _NOBODY

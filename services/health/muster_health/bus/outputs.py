@@ -5,11 +5,11 @@ need a round trip run in the background: those for one node run in order, and no
 each other. An action that concerns all nodes runs after everything that was submitted before it: a
 position in the stream of events must not be saved before its consequences are published.
 
-State is saved before the verdict or alert in it is published, and both only while this process
-leads. After a crash in between, the verdict or alert is therefore published again under the same
-id. A bucket that accepts nothing (it is full, or has lost its quorum) must not hide a failure from
-people: after a few seconds the verdict or alert is published anyway, and the state is saved once
-that is possible. Until then, a crash may repeat an alert.
+State is saved before the verdict or alert in it is published, and both happen only while this
+process leads. After a crash in between, the verdict or alert is therefore published again under the
+same id. A bucket that accepts nothing (it is full, or has lost its quorum) must not hide a failure
+from people: after a few seconds the verdict or alert is published anyway, and the state is saved
+once that is possible. Until then, a crash may repeat an alert.
 """
 
 import asyncio

@@ -2,7 +2,7 @@
 
 `detector` routes inputs and timers (`timer_queue`) to the plugins of its `registry`; `effects` acts
 on their results, within rate limits. `self_check` detects faults of health itself: its connection,
-its delays and its clock. `mass_failure` recognises that the plugins of many nodes fail at once;
-`suspension` suspends the verdicts about these plugins, for a limited time. `fleet_alerts` are the
-alerts about the whole fleet, and `remediation` restarts a plugin's pod if that is allowed.
+its delays and its clock. `mass_failure` recognises that the plugins of many nodes fail at the same
+time; `suspension` suspends the verdicts about these plugins, for a limited time. `fleet_alerts` are
+the alerts about the whole fleet, and `remediation` restarts a plugin's pod if that is allowed.
 """

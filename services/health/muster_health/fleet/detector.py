@@ -72,7 +72,7 @@ class Detector(effects.Fleet):
             )
 
     def shown_plugins(self, now: float, nodes: Iterable[str]) -> Iterable[dict[str, Any]]:
-        """Yield the entry in `/state` of each plugin on these nodes."""
+        """Yield the `/state` entry of each plugin on these nodes."""
         for plugin in self._registry.plugins_on(nodes):
             shown = plugin.shown(now)
             if isinstance(plugin, watched_plugin.WatchedPlugin):
@@ -363,7 +363,7 @@ class Detector(effects.Fleet):
     # health itself
 
     def _wake(self, now: float) -> list[signals.Output]:
-        """Detect that we were called later than requested."""
+        """If we were called later than requested, extend all waits by that delay."""
         late_s = self._self_check.late_s(now)
         return self._clock_stalled(late_s, now) if late_s else []
 

@@ -1,7 +1,8 @@
 """Pure: turns the effects of one plugin's state machine into outputs of the detector.
 
-Verdicts are suspended while the plugins of many nodes fail at once. A plugin that is gone and not
-expected is removed. Changes are published within rate limits, and a pod is restarted if allowed.
+Verdicts are suspended while the plugins of many nodes fail at the same time. A plugin that is gone
+and not expected is removed. Changes are published within rate limits, and a pod is restarted if
+allowed.
 """
 
 from collections.abc import Iterable
@@ -218,7 +219,7 @@ _EACH_TURN: Final = 50
 
 
 class StartupRateLimit:
-    """Limits how many first HEALTHY verdicts are published at once; the others wait in order."""
+    """Limits how many first HEALTHY verdicts are published per turn; the others wait in order."""
 
     def __init__(self) -> None:
         self._waiting: dict[str, None] = {}
@@ -231,7 +232,7 @@ class StartupRateLimit:
         return self._until if self._waiting else None
 
     def must_wait(self, key: str, now: float) -> bool:
-        """Return whether this plugin's first verdict must wait before it is published."""
+        """Return whether this plugin's first verdict must wait; if so, add it to the queue."""
         if self._waiting or not self._has_one(now):
             self._waiting[key] = None
             return True
@@ -239,7 +240,7 @@ class StartupRateLimit:
         return False
 
     def turn(self, now: float) -> list[str]:
-        """Return the plugins that may be published now."""
+        """Remove and return the keys of the plugins that may be published now."""
         self._has_one(now)
         keys = [key for key, _ in zip(self._waiting, range(self._left), strict=False)]
         self._left -= len(keys)

@@ -61,7 +61,7 @@ class FleetAlerts:
             del self._servers[next(iter(self._servers))]
 
     def hold(self, key: str, held: Iterable[alerts.Alert]) -> bool:
-        """Record which alerts of a plugin are held back; return whether these have changed."""
+        """Record a plugin's delayed alerts; return whether it began or ceased to have any."""
         waiting = sorted((_URGENCY.index(alert.severity), alert.summary) for alert in held)
         if not waiting:
             return self.held.pop(key, None) is not None
@@ -70,7 +70,7 @@ class FleetAlerts:
         return is_news
 
     def held_keys(self) -> list[str]:
-        """Return the plugins whose alerts are held back, the most urgent and oldest first."""
+        """Return the plugins whose alerts are delayed, the most urgent first, then the oldest."""
         return sorted(self.held, key=lambda key: self.held[key][0])
 
     def ended(self, over: mass_failure.Ended, now: float) -> None:
@@ -121,7 +121,7 @@ class FleetAlerts:
         return self.position > self._stored
 
     def store(self, leader: int) -> signals.Store:
-        """Return the state to save."""
+        """Return the output that saves the fleet's state."""
         self._stored = self.position
         stored = snapshot.Snapshot(
             node=vocabulary.FLEET,
@@ -158,7 +158,7 @@ class FleetAlerts:
         causes = [self._words(failure.cause, now) for failure in running]
         common = ", ".join(list(dict.fromkeys(causes))[:_CAUSES_MAX])
         manners = " or ".join(dict.fromkeys(failure.manner.value for failure in running))
-        summary = f"{peak} of {plugins} plugins {manners} at once; in common: {common}"
+        summary = f"{peak} of {plugins} plugins {manners} at the same time; in common: {common}"
         most_s = suspension.most_s(self._context.settings)
         text = (
             f"{peak} suspected; each verdict is suspended for at most {most_s:g} s, then the "

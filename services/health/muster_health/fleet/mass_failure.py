@@ -1,8 +1,8 @@
-"""Pure: detects mass failures (the alert `storm`): plugins of many nodes fail alike at once.
+"""Pure: detects mass failures (alert `storm`): many nodes' plugins fail alike at the same time.
 
 A plugin is suspected when it is silent, or when a problem that it reports is about to lead to a
 verdict. Failures are counted by node: the plugins of a single node are never a mass failure. (A
-node that Kubernetes does not know is not tracked at all.) `suspension` suspends the members of a
+node that is not in the cluster is not tracked at all.) `suspension` suspends the members of a
 mass failure: they are not probed, and get no verdict.
 
 | a suspected plugin | event                                                     | becomes   |
@@ -11,7 +11,7 @@ mass failure: they are not probed, and get no verdict.
 | new                | it fits no running mass failure                           | recent    |
 | recent             | recent plugins on more than 5 nodes failed alike (2)      | suspended |
 | recent             | 10 s later                                                | alone     |
-| suspended          | at once, if it was suspended for too long lately (3)      | alone     |
+| suspended          | immediately, if it was suspended too long recently (3)    | alone     |
 | suspended          | it has been suspended for too long (3)                    | waiting   |
 | suspended          | its pod or node is gone, on no more than 5 nodes (4)      | waiting   |
 | suspended          | the mass failure is over (5)                              | waiting   |
@@ -171,12 +171,12 @@ class SuspectCounts:
             failure.gone.add(failure.members[key])
 
     def has_own_reason(self, key: str) -> bool:
-        """Return whether the pod of a member is gone for a reason that the others do not share."""
+        """Return whether pods are gone on too few nodes for this to be the common failure."""
         failure = self._member_of.get(key)
         return failure is not None and len(failure.gone) <= self._settings.storm_min
 
     def end(self, now: float) -> list[Ended]:
-        """End the mass failures that are over."""
+        """End the mass failures that are over, and return them."""
         over = [group for group, failure in self.active.items() if self._is_over(failure, now)]
         ended = []
         for group in over:
@@ -187,7 +187,7 @@ class SuspectCounts:
         return ended
 
     def shift(self, seconds: float) -> None:
-        """Postpone the ends of mass failures by how long our own process was suspended."""
+        """Postpone the ends of mass failures by the time for which our process was suspended."""
         for failure in self.active.values():
             failure.until += seconds
             failure.fits_until += seconds

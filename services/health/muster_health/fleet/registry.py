@@ -1,6 +1,7 @@
 """Pure: stores all nodes and plugins that are tracked or expected, within limits per node.
 
-Once the Kubernetes API has named all nodes, only these are tracked; until then, a limited number.
+Once the Kubernetes API has listed all nodes, only these are tracked; until then, the number of
+nodes is limited.
 """
 
 import functools
@@ -29,7 +30,7 @@ class Node:
     offers: Mapping[str, signals.Offer] | None = None
     bucket: pacing.TokenBucket | None = None
     watched_bucket: pacing.TokenBucket | None = None
-    """The rate limit for watched plugins: faked ones must not delay alerts about the others."""
+    """The alert rate limit for watched plugins: invented ones must not delay the node's own."""
     seldom: pacing.TokenBucket | None = None
     """How many more alerts the node may open before it shares the limit for frequent alerts."""
     additions: pacing.TokenBucket | None = None
@@ -64,7 +65,7 @@ class Registry:
             yield from node.everything if node is not None else ()
 
     def find(self, node: str, plugin: str) -> tracked_plugin.TrackedPlugin | None:
-        """Return a plugin if it is tracked."""
+        """Return a plugin; None if it is not tracked."""
         there = self.nodes.get(node)
         if there is not None:
             # a node has few plugins, usually only one
@@ -158,7 +159,7 @@ class Registry:
     def agent_of(
         self, watched: watched_plugin.WatchedPlugin
     ) -> tracked_plugin.TrackedPlugin | None:
-        """Return the plugin that observes a watched one, if it is tracked."""
+        """Return the plugin that observes a watched plugin; None if it is not tracked."""
         return self.find(watched.node, watched.agent)
 
     def watched_by(self, agent: tracked_plugin.TrackedPlugin) -> list[watched_plugin.WatchedPlugin]:
@@ -217,7 +218,7 @@ class Registry:
     def offer(
         self, event: signals.NodeOffers, now: float
     ) -> Iterable[tracked_plugin.TrackedPlugin]:
-        """Record the resources that a node offers (None: no such node); return its plugins."""
+        """Record a node's resources (None if the node does not exist); return its plugins."""
         node = self._node(event.node)
         node.offers = event.offers
         if event.offers is None:

@@ -5,7 +5,7 @@ has been published: STUCK, MISMATCH, and DEREGISTERED if the plugin has not regi
 itself within a minute. The pod of a watched plugin is restarted only if a separate setting allows
 that, and only after PLUGIN_DOWN, STUCK or DEREGISTERED has lasted for a minute. On each node the
 wait grows after each restart, and the fleet has a limit per hour. A restart over a limit is
-published as refused, and is not done later either. Each restart is saved before it is executed, so
+published as refused, and is not executed later. Each restart is saved before it is executed, so
 that a restart of health does not repeat it.
 """
 

@@ -57,7 +57,7 @@ class NodePages:
     def page(
         self, version: int, nodes: Collection[str], *, after: str, most: int
     ) -> tuple[list[str], str]:
-        """Return the first nodes after `after`, and the last of them if there are more."""
+        """Return up to `most` nodes after `after`, and the last of them if more nodes follow."""
         if version != self._version:
             self._version, self._names = version, sorted(nodes)
         first = bisect.bisect_right(self._names, after)

@@ -35,8 +35,8 @@ class Budget:
 
     With the default settings this is 52.5 s: enough if three NATS servers are restarted one after
     the other, or if others join a mass failure for a minute. Each second without suspension
-    restores 0.1 s. However many mass failures there are, and whoever causes them, a failed plugin
-    is suspended for at most 52.5 s plus a tenth of the time.
+    restores 0.1 s. However many mass failures there are, and whatever causes them, a failed plugin
+    is suspended for at most 52.5 s plus a tenth of the elapsed time.
     """
 
     def __init__(self, settings: config.Detection) -> None:
@@ -115,7 +115,7 @@ class Suspensions:
         self._to_ask: dict[str, float] = {}
         """The earliest time to query Kubernetes about each suspended plugin."""
         self._gone: dict[str, float] = {}
-        """When a plugin whose pod is gone may be resumed; meanwhile others may be gone, too."""
+        """When to resume each plugin whose pod is gone, unless too many others are gone by then."""
         self._to_resume: dict[str, None] = {}
         self._turn_at = 0.0
         self._sizes: tuple[float, Mapping[str, int]] = -_SIZES_S, {}
@@ -163,7 +163,7 @@ class Suspensions:
     def turn(
         self, now: float
     ) -> tuple[list[tracked_plugin.TrackedPlugin], list[tracked_plugin.TrackedPlugin]]:
-        """End suspensions that are over; return the plugins to resume and those to query."""
+        """End suspensions that are over; return the plugins to resume, and the plugins to query."""
         self._end(now)
         self._release_gone(now)
         for key in self._budget.spent(now):
@@ -191,7 +191,7 @@ class Suspensions:
         self._budget.forget(key)
 
     def shift(self, seconds: float) -> None:
-        """Postpone the ends of mass failures by how long our own process was suspended."""
+        """Postpone the ends of mass failures by the time for which our process was suspended."""
         self.counts.shift(seconds)
 
     def clear(self, now: float) -> None:

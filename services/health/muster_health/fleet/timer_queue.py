@@ -6,7 +6,7 @@ from typing import Final
 
 _SLOT_S: Final = 0.1
 _FAR_S: Final = 1e12
-"""The latest slot, for all deadlines that are further in the future."""
+"""The time of the last slot, which also contains all later deadlines."""
 
 
 class TimerQueue:
@@ -24,7 +24,7 @@ class TimerQueue:
         self._queued: dict[str, float] = {}
 
     def set(self, key: str, when: float | None) -> None:
-        """Wake `key` at `when`, or earlier if it already has a deadline; None changes nothing."""
+        """Wake `key` at `when`, or at its earlier deadline, if any; None changes nothing."""
         if when is None:
             return
         queued = self._queued.get(key)

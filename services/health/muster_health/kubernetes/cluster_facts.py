@@ -22,7 +22,7 @@ _KUBELET: Final = "/kubelet"
 _DEVICE_PLUGINS: Final = f"{_KUBELET}/device-plugins"
 _REGISTRY: Final = f"{_KUBELET}/plugins_registry"
 _MIRROR_ANNOTATION: Final = "kubernetes.io/config.mirror"
-"""The uid that a static pod has on its node (kubelet/types/pod_update.go, 1.36)."""
+"""The annotation with a static pod's uid on its node (kubelet/types/pod_update.go, 1.36)."""
 _ENDED: Final = frozenset({"Succeeded", "Failed"})
 
 
@@ -69,7 +69,7 @@ def planned(node: objects.Node) -> tuple[signals.Planned, ...]:
 
 
 def offers(node: objects.Node) -> dict[str, signals.Offer]:
-    """Return the amount of each extended resource on a node; an unreadable amount counts as 0."""
+    """Return a node's capacity and allocatable by extended resource; unreadable amounts are 0."""
     capacity, allocatable = node.capacity, node.allocatable
     names = sorted(filter(scheduling.is_extended, capacity.keys() | allocatable.keys()))[
         :_OFFERS_MAX
@@ -192,7 +192,7 @@ def _uids(shape: objects.Pod) -> tuple[str, str]:
 def _may_serve(shape: _PodWithVolumes, name: str, *more: str) -> bool:
     """Return whether a pod that is not muster's mounts a directory where plugins create sockets.
 
-    Drivers use other directories than device plugins. A name with a slash is a device plugin's
+    Drivers and device plugins use different directories. A name with a slash is a device plugin's
     resource. `more` are further directories.
     """
     volumes = shape.spec.volumes if shape.spec is not None else None

@@ -315,7 +315,7 @@ class Membership:
         return True
 
     def _evaluate(self, plugin: _Plugin, node: Node, now: float, *, is_first: bool) -> None:
-        """Record when a node began to need a plugin; if `is_first`, when both had been created."""
+        """Record when a node began to need a plugin: now or, if `is_first`, when both existed."""
         plugin.changed.add(node.name)
         if not _is_expected(plugin, node):
             plugin.expected_since.pop(node.name, None)
@@ -351,7 +351,7 @@ def _is_expected(plugin: _Plugin, node: Node) -> bool:
 
 
 def _tolerates(toleration: objects.Toleration, taint: objects.Taint) -> bool:
-    """Return whether a pod tolerates a taint; like component-helpers/scheduling/corev1 (1.36)."""
+    """Return whether a toleration matches a taint (component-helpers/scheduling/corev1, 1.36)."""
     if toleration.effect and toleration.effect != taint.effect:
         return False
     if toleration.key and toleration.key != taint.key:

@@ -96,7 +96,7 @@ def _is_fine(facts: Facts, node: str, name: str) -> bool:
 
 
 def _observed(facts: Facts) -> Iterable[tuple[Place, vocabulary.Watched]]:
-    """Yield one finding for each plugin of each node, at most as many as a node may have."""
+    """Yield at most one finding for each plugin, and at most `WATCHED_MAX` for each node."""
     seen: dict[str, set[str]] = {}
     for each in _findings(facts):
         node = facts.nodes.get(each.node)

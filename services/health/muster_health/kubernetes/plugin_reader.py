@@ -52,7 +52,7 @@ class PluginReader:
         self._observed = observed_plugins.ObservedPlugins()
 
     async def run(self) -> None:
-        """Read forever."""
+        """Read rounds forever, while this replica leads."""
         while True:
             if self._is_leading():
                 await self.read()
@@ -115,7 +115,7 @@ class PluginReader:
         *,
         query: Mapping[str, str] | None = None,
     ) -> list[Shape] | None:
-        """Return all objects; None if they may not be listed or are not served. Raises _Unread."""
+        """Return the kept objects; None if listing is forbidden or not served. Raises _Unread."""
         decoder = msgspec.json.Decoder(shape)
         kept: list[Shape] = []
         try:

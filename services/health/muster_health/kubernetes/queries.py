@@ -28,12 +28,12 @@ _PODS_MAX: Final = 4
 _LIST_PODS_MAX: Final = 1_000
 _LIST_BYTES_MAX: Final = 16 * 1024 * 1024
 _LISTS_MAX: Final = 4
-"""How many lists of a node's pods run at once; each may need `_LIST_BYTES_MAX` of memory."""
+"""How many lists of a node's pods run concurrently; each may need `_LIST_BYTES_MAX` of memory."""
 _QUEUE_S: Final = 15.0
 """How long a list waits for its turn; the detector repeats the query after 20 s."""
 _Listing = asyncio.Task[api.Answer]
 _LISTED: Final = ""
-"""Stands for the location of a watched plugin's pods: they are among all pods of the node."""
+"""The location of a watched plugin's pods, which are found by listing all pods of the node."""
 _ANSWER_SHARE: Final = 0.9
 """Share of a query's timeout after which partial answers are used."""
 
@@ -59,9 +59,9 @@ class PodLocation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _LeaseHistory:
-    """When a version of a lease was first and last read, and the version before it last (`before`).
+    """When the current version of a lease was first (`since`) and last read.
 
-    All times are by our own clock.
+    `before` is when the previous version was last read. All times are by our own clock.
     """
 
     version: str
@@ -71,7 +71,7 @@ class _LeaseHistory:
 
 
 class ClusterQueries:
-    """Runs up to `concurrent_max` queries at once; `put` receives the results.
+    """Runs up to `concurrent_max` queries concurrently; `put` receives the results.
 
     `locate_pods` returns where to find a plugin's pods on a node, or why that is unknown. The
     reason is empty if the settings name no DaemonSet; no pods are then queried. `more` are plugins
@@ -225,7 +225,7 @@ class ClusterQueries:
         return (await self._get("pods", path, query=query, timeout_s=timeout_s),)
 
     async def _list_pods(self, query: signals.AskCluster) -> signals.Facts | None:
-        """Return the pods that request the query's resources; None if the answer is unreadable."""
+        """Return the pods that request the query's resources; None without a usable answer."""
         timeout_s = query.timeout_s * _ANSWER_SHARE
         with contextlib.suppress(TimeoutError, *api.UNREADABLE):
             # the list's own timeout begins only when it gets its turn
@@ -264,7 +264,10 @@ class ClusterQueries:
         return answer
 
     def _lease_age_s(self, node: str, answer: api.Answer) -> float | None:
-        """Return a lease's age by the server's clock, limited by observed changes, or None."""
+        """Return a lease's age by the server's clock, within the bounds that observed changes set.
+
+        None if the age is unknown.
+        """
         if not answer.is_ok:
             return None
         try:
@@ -377,7 +380,7 @@ def _is_absent(answer: api.Answer) -> bool:
 
 
 def _says_no_such_node(answer: api.Answer) -> bool:
-    """Return whether a 404 comes from the API server itself, not from a failing proxy."""
+    """Return whether the API server reports a missing node, unlike a failing proxy's 404."""
     if _is_absent(answer):
         with contextlib.suppress(*api.UNREADABLE):
             return msgspec.json.decode(answer.body, type=_Status) == _NO_SUCH_NODE

@@ -79,7 +79,7 @@ class Alert(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return slot_of(self.kind, grave=self.grave), self.resource
 
     def says_the_same(self, other: "Alert") -> bool:
-        """Return whether two alerts read the same; their evidence, with its ages, is ignored."""
+        """Return whether two alerts have the same text; their evidence is ignored."""
         return self.text == other.text
 
     @property
@@ -94,7 +94,7 @@ class Alert(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return msgspec.structs.replace(self, pods=tuple(pods[:PODS_MAX]), pods_total=total)
 
     def becomes(self, other: "Alert", at: datetime) -> "Alert":
-        """Return the alert with the content of another, changed at this time."""
+        """Return this alert with the content of another, changed at `at`."""
         return msgspec.structs.replace(
             other, starts_at=self.starts_at, changed_at=at, change=self.change + 1
         )
@@ -115,7 +115,7 @@ class Alert(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def pod_name(text: str) -> str:
-    """Return a pod's name as a plugin reports it, cut to the greatest possible length."""
+    """Return a pod's name as a plugin reports it, cut to the maximum length of such names."""
     return text.encode("utf-8", "replace")[:_POD_BYTES_MAX].decode("utf-8", "ignore")
 
 
@@ -142,7 +142,7 @@ def kind_of(verdict: Verdict) -> AlertKind | None:
 
 
 def severity_of(kind: AlertKind) -> Severity:
-    """Return the severity: critical if pods fail or get no good devices, or alerts may be lost."""
+    """Return the severity: critical if pods fail or get no healthy device, or alerts are lost."""
     match kind:
         case (
             AlertKind.PLUGIN_DOWN

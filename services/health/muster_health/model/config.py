@@ -107,12 +107,12 @@ class RemediationMode(enum.StrEnum):
 
 
 class Remediation(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether and how often health restarts plugins that are stuck or not registered."""
+    """Whether and how often health restarts plugins to repair them."""
 
     mode: RemediationMode = RemediationMode.OFF
     per_hour: Count = 6
     node_backoff_s: sections.Period = 600.0
-    """Shortest time between two restarts on a node; doubled each time, reset by a quiet day."""
+    """Shortest time between two restarts on a node; doubled each time, reset after a quiet day."""
     watched: bool = False
     """Whether pods of plugins that muster does not run may be restarted, too."""
 
@@ -148,7 +148,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     cause_labels: tuple[vocabulary.Name, ...] = ("topology.kubernetes.io/zone",)
     """Node labels that may show a common cause, such as the zone."""
     asks_max: Annotated[int, msgspec.Meta(ge=1, le=1_000)] = 32
-    """How many nodes are queried at once; each query needs three or more requests."""
+    """How many nodes are queried concurrently; each query needs three or more requests."""
     known: Annotated[
         tuple[known_plugins.KnownPlugin, ...], msgspec.Meta(max_length=known_plugins.ENTRIES_MAX)
     ] = ()

@@ -34,7 +34,7 @@ class Channel(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeNoisy:
-    """A node exceeds its limits; most of the excess is not read. Repeated while this lasts.
+    """A node exceeds its limits; most of the excess is not read. Sent again while this lasts.
 
     `messages` and `bytes` (0 if unknown) were received within `seconds`, mostly from `senders`:
     plugin names, or the reason why connections were closed.

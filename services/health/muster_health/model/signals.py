@@ -1,8 +1,8 @@
-"""Pure: defines the detector's inputs and outputs. Recordings use their names, which never change.
+"""Pure: defines the detector's inputs and outputs; their names in recordings never change.
 
 Some inputs are answers from the Kubernetes API about a node and a plugin; None always means
 unknown. Ages are in seconds at the moment of the answer. The adapter must not trust the node's
-clock: it measures them by the API server's `Date`, or since it saw a value change.
+clock: it measures ages by the API server's `Date`, or since it read a changed value.
 """
 
 import enum
@@ -104,7 +104,7 @@ class Note(enum.StrEnum):
     STALLED = "stalled"
     """`seconds` for which our own process was suspended or late."""
     DISCONNECTED = "disconnected"
-    """`seconds` for which our own connection was down, also before the first connection."""
+    """`seconds` for which our own connection was down, or not yet established."""
     WAITS_RESTARTED = "waits_restarted"
     """All waits were restarted or extended; while that happens often, no verdict is reached."""
     REFUSED = "refused"
@@ -112,7 +112,7 @@ class Note(enum.StrEnum):
     RATE_LIMITED = "rate_limited"
     """An alert is held back by the rate limit; the alert MORE_ALERTS counts it."""
     SUSPENDED = "suspended"
-    """A verdict was not reached, because many plugins are suspected at once."""
+    """A verdict was not reached, because many plugins are suspected at the same time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +135,7 @@ class HeartbeatArrived:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeartbeatsArrived:
-    """Heartbeats of several plugins arrived at once, in this order."""
+    """Heartbeats of several plugins arrived together, in this order."""
 
     heartbeats: Sequence[vocabulary.Heartbeat]
 
@@ -187,7 +187,7 @@ class BusBack:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restored:
-    """The state of a plugin that was saved before health restarted."""
+    """The saved state of a plugin or of the fleet, read at the start and before we lead."""
 
     state: snapshot.Snapshot
 

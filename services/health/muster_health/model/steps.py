@@ -82,7 +82,7 @@ def rule_named(word: str) -> Rule | None:
 
 
 def may_be_pause(rule: Rule) -> bool:
-    """Return whether a mere pause of the plugin could also lead to this rule."""
+    """Return whether a temporary pause of the plugin could also lead to this rule."""
     return rule in {
         Rule.NOT_BACK,
         Rule.NO_ANSWER,
@@ -102,7 +102,7 @@ class Diagnosis:
 
 
 class Manner(enum.StrEnum):
-    """How a plugin failed, as seen from outside; the value is a text about many such plugins."""
+    """How a plugin failed, as seen from outside; the value is a text about several plugins."""
 
     SILENT = "went silent"
     ENDED = "closed their connections"
@@ -120,7 +120,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """The current verdict, as alerts need it.
+    """The current verdict, with the data that alerts need.
 
     `resources` are those that the verdict is about. `is_flapping` means that the plugin also fails
     repeatedly. `failed_at` is the time of the last failure.
@@ -154,7 +154,7 @@ class Observed:
 
 @dataclass(frozen=True, slots=True)
 class Suspend:
-    """Event: many plugins are suspected at once; reach no verdict until `Resume`."""
+    """Event: many plugins are suspected at the same time; reach no verdict until `Resume`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +230,7 @@ class ClockSkewChanged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchedReported:
-    """An agent's report on plugins that it watches: all if `is_all`; `gone` are those removed."""
+    """An agent's report on watched plugins: all of them if `is_all`; `gone` names removed ones."""
 
     watched: tuple[vocabulary.Watched, ...] = ()
     gone: tuple[str, ...] = ()

@@ -46,7 +46,7 @@ Besides its verdict, a plugin can be marked as flapping:
 | the first or second failure within 10 min        | none      | the failure's          |
 | the third failure within 10 min, or a later one  | flapping  | the failure's          |
 | the same, but it is only another new process     | flapping  | FLAPPING               |
-| the failure changes, or was diagnosed wrongly    | as before | the new one, at once   |
+| the failure changes, or was diagnosed wrongly    | as before | the new one            |
 | the plugin is back: RECOVERING                   | as before | as before              |
 | the plugin is HEALTHY again, or stops as planned | none      | HEALTHY or MAINTENANCE |
 

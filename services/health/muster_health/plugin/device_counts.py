@@ -5,11 +5,11 @@ offers 0 devices. A restarted plugin has no record of how many devices there wer
 
 | the heartbeat's devices of one resource            | expected number from then on        |
 |----------------------------------------------------|-------------------------------------|
-| more are Healthy at once than ever before          | the new number                      |
+| more are Healthy than ever before                  | the new number                      |
 | fewer; `device.removed` was published for each     | the new number: they were unplugged |
 | fewer, with a new configuration                    | the new number after 60 s: intended |
 | none of any resource, with a new configuration     | as before: devices are missing      |
-| fewer; MIG devices replace whole GPUs, or reverse  | the new number: repartitioned       |
+| fewer; MIG devices replace GPUs, or vice versa     | the new number: repartitioned       |
 | fewer                                              | as before: devices are missing      |
 
 Unhealthy devices are not missing. But they do not raise the expected number: a device that is
@@ -167,7 +167,7 @@ class DeviceCounts:
 
 
 def _is_divided(gained: set[str], lost: set[str]) -> bool:
-    """Return whether GPUs were repartitioned, which replaces resources by other resources."""
+    """Return whether GPUs were repartitioned, which replaces resources with other resources."""
     if not any(_PART in name for name in gained | lost):
         return False
     domains = {name.partition("/")[0] for name in gained}

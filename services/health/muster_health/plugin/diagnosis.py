@@ -1,7 +1,7 @@
 """Pure: diagnoses a silent plugin (STUCK, PLUGIN_DOWN, NODE_DOWN) from a table of evidence.
 
-`problems` has the verdicts on what a living plugin reports; `watched_findings` has those on device
-plugins that muster only watches.
+`problems` has the verdicts on problems that a plugin itself reports; `watched_findings` has those
+on device plugins that muster only watches.
 
 The diagnosis is made once all queries are answered. The first row that applies decides. "Quiet":
 for the whole timeout no heartbeat arrived and no connection ended, so Kubernetes has had time to
@@ -27,16 +27,15 @@ plugin's devices.
 | the server closed its connection; no pod is known     | STUCK       | CONNECTION_STALE |
 | otherwise                                             | PLUGIN_DOWN | NOBODY_LISTENS   |
 
-(1) With a small margin, because the node may have died just before that heartbeat was due. The
+(1) With a small margin, because the node may have failed just before that heartbeat was due. The
 lease will soon be renewed or stale. There is no wait if the plugin's side closed its connection:
 the node was alive to do so. (2) A suspended process looks like one that is cut off from NATS until
-its readiness probes fail (its event loop answers those too), and a short network failure needs
-nobody's attention. So UNREACHABLE needs silence of at least `ready_s`. There is no wait if the
-plugin hung up: its own side closed the connection (Client Closed) while it was still sending
-heartbeats. A reset connection (Read Error) may have been broken by the network; the pod shows
-whether the process ended too. (3) The process crashed a moment ago and is being restarted, or only
-its connection broke. The plugin is probed again once it is quiet, and Kubernetes is queried
-repeatedly for a while.
+its readiness probes fail (its event loop answers those too), and a short network failure needs no
+action. So UNREACHABLE needs silence of at least `ready_s`. There is no wait if the plugin hung up:
+its own side closed the connection (Client Closed) while it was still sending heartbeats. A reset
+connection (Read Error) may have been broken by the network; the pod shows whether the process ended
+too. (3) The process crashed a moment ago and is being restarted, or only its connection broke. The
+plugin is probed again once it is quiet, and Kubernetes is queried repeatedly for a while.
 """
 
 from collections.abc import Mapping

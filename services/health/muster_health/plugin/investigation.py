@@ -132,7 +132,7 @@ class Suspicion:
         return not self._cluster_awaited or now >= self._cluster_due
 
     def is_hopeless(self, now: float) -> bool:
-        """Return whether an answer was lost and will never come."""
+        """Return whether an answer is so late that it counts as lost."""
         return now >= self._give_up_at
 
     def probe_again(self, now: float) -> bool:
@@ -150,10 +150,10 @@ class Suspicion:
         return self._asked_again >= _ASK_AGAIN_MAX
 
     def ask_again(self, now: float) -> None:
-        """Query Kubernetes again soon, to see whether the node has renewed its lease.
+        """Schedule another query to Kubernetes, to check whether the node has renewed its lease.
 
         The plugin is probed again as well: it may be back long before its next heartbeat is due.
-        Nothing waits for that probe's result; until then, the previous result counts.
+        The diagnosis does not wait for that probe; until it is answered, the last result counts.
         """
         self._asked_again += 1
         self._next_ask_at = self._probe_at = now + _ASK_AGAIN_S
@@ -180,11 +180,11 @@ class Investigation:
 
     @property
     def is_about_silence(self) -> bool:
-        """Return whether the plugin may be dead; also true while no suspicion is open."""
+        """Return whether the open suspicion is about silence; also True if none is open."""
         return self.suspicion is None or self.suspicion.reason is not Reason.PROBLEM
 
     def open(self, reason: Reason, now: float) -> list[steps.Step]:
-        """Open a suspicion; return the probes and queries to send at once."""
+        """Open a suspicion; return the probes and queries to send now."""
         self._number += 1
         self.suspicion = Suspicion(
             reason, self._number, self.settings, now=now, has_cluster=self.has_cluster
@@ -192,7 +192,7 @@ class Investigation:
         return self.questions(self.suspicion, now)
 
     def deadline(self) -> float | None:
-        """Return when to check the suspicion, or review the lost plugin; None if neither is due."""
+        """Return when to check the suspicion or review the plugin; None if neither is planned."""
         return self.review_due if self.suspicion is None else self.suspicion.deadline()
 
     def questions(self, suspicion: Suspicion, now: float) -> list[steps.Step]:
@@ -281,12 +281,12 @@ class Investigation:
         return reached
 
     def review(self, now: float) -> list[steps.Step]:
-        """Check whether a plugin is still lost."""
+        """Begin to check whether a plugin is still lost; return the probes and queries to send."""
         self.review_due = None
         return self.open(Reason.REVIEW, now)
 
     def review_soon(self, now: float) -> None:
-        """Check soon whether a plugin is still lost, unless a check is already running."""
+        """Plan an early review of a lost plugin, unless a suspicion is already open."""
         if self.suspicion is None:
             self.review_due = now + self.settings.restart_s
 
@@ -300,10 +300,10 @@ class Investigation:
         return suspicion
 
     def end(self) -> None:
-        """Cancel the planned review."""
+        """Cancel the planned review, and reset the wait before the next one."""
         self.review_due, self._review_s = None, self.settings.review_s
 
     def shift(self, seconds: float) -> None:
-        """Postpone the deadline by the time for which our own process was suspended."""
+        """Postpone the review by the time for which our own process was suspended."""
         if self.review_due is not None:
             self.review_due += seconds

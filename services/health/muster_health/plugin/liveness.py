@@ -4,7 +4,7 @@ Heartbeats are ordered by (instance, seq), and their age is measured by the rece
 client that was cut off may send its backlog in one burst: these heartbeats describe the past. They
 are recognised because they arrive together. The first of them is recognised by its sender's uptime,
 which shows that it was sent soon after the last heartbeat before the silence. If heartbeats of two
-instances alternate, two processes run at once, because the older one was not stopped.
+instances alternate, two processes are running, because the older one was not stopped.
 
 NATS's reports about connections may be lost, and connections from before our start are not
 reported. A report may therefore raise a suspicion and serve as evidence, but never decides alone.
@@ -221,7 +221,7 @@ class ClockOffset:
         self.is_skewed, self.since = True, -math.inf
 
     def observe(self, wall: float, ours: float, bound_s: float, *, now: float) -> bool:
-        """Compare a heartbeat's send time with ours; return whether `is_skewed` changed."""
+        """Compare a heartbeat's send time with our clock; return whether `is_skewed` changed."""
         if not wall:
             return False
         self.seconds = ours - wall
@@ -262,7 +262,7 @@ class Liveness:
     is_expected: bool = False
     """Whether Kubernetes or the configuration expects the plugin on its node."""
     is_due_sooner: bool = False
-    """Whether the next heartbeat may be due sooner than the last heartbeat announced."""
+    """Whether the last heartbeat may have moved the deadline to an earlier time."""
     _window_s: float = 0.0
     """How much extra time the plugin has for its next heartbeat."""
     _expected_due: float = 0.0
@@ -283,7 +283,7 @@ class Liveness:
         """Record an event's place in order; return False if a newer event has already arrived.
 
         After we restart, the server delivers events again that we had not acknowledged, possibly
-        after later ones. Inventories come from a stream of their own, so they are not recorded: an
+        after later ones. Inventories come from a separate stream, so they are not recorded: an
         event that an inventory has overtaken still counts.
         """
         last = dict(self.event_order)
@@ -344,7 +344,10 @@ class Liveness:
         return max(due, self._expected_due) if self.is_expected else None
 
     def remaining_s(self, wait_s: float, waited_s: float) -> float:
-        """Return the rest of a wait that a previous process began; at least about one timeout."""
+        """Return the remaining seconds of a wait that a previous process began.
+
+        They suffice to reconnect and send a heartbeat, but are at most `wait_s`.
+        """
         heard_s = self.context.settings.reconnect_s + self.timeout_s
         return min(wait_s, max(heard_s, wait_s - waited_s))
 

@@ -182,7 +182,7 @@ class PluginState:
 
     @property
     def is_suspended(self) -> bool:
-        """Return whether verdicts are suspended, because many plugins are suspected at once."""
+        """Return whether verdicts are suspended, because many plugins are suspected."""
         return self.verdict.is_suspended or self.reported.suspended
 
     def standing(self) -> steps.Standing:
@@ -218,7 +218,7 @@ class PluginState:
         return [alert.kind for alert in self.alerting.lifecycle.published.values()]
 
     def ask_kubernetes(self) -> signals.AskCluster:
-        """Return a query to Kubernetes for the plugin's pods that no investigation waits for."""
+        """Return a new query to Kubernetes for the plugin's pods, outside any investigation."""
         return self.verdict.investigation.ask_kubernetes()
 
     def _look_at(self, due: float) -> None:
@@ -226,10 +226,10 @@ class PluginState:
         self.alerting.look_due = due if planned is None else min(due, planned)
 
     def _may_save(self, now: float) -> bool:
-        """Return whether to save with nothing to publish; if not, plan it for later.
+        """Return whether to save now although nothing is published; if not, plan it for later.
 
-        A plugin that reports changes all the time would have its whole state stored each time. The
-        plugin's next inventory contains what a crash loses meanwhile.
+        Without this limit, a plugin that constantly reports changes would have its whole state
+        stored each time. If health crashes meanwhile, the next inventory restores what is lost.
         """
         if self.saves is None:
             per_s = 1 / self.context.bounds.update_s
@@ -340,7 +340,7 @@ class PluginState:
         }
 
     def _allocatable(self) -> dict[str, int]:
-        """Return how many devices of the plugin's resources pods may use, as far as known."""
+        """Return the allocatable devices of each of the plugin's resources, if known."""
         devices = self.counts.has or self.faults.totals
         offers = self.reported.offers or {}
         return {name: offers[name].allocatable for name in devices if name in offers}

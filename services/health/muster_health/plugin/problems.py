@@ -20,7 +20,7 @@ change is longer ago, the node itself has changed, and the repair time applies.
 self-probe.
 (4) The kubelet is being upgraded or is starting. No plugin can repair that, and all register by
 themselves once the kubelet is back. From then on they have their repair time.
-(5) Kubernetes is asked: a kubelet with a stale lease is dead, and the plugin is not at fault.
+(5) Kubernetes is queried: a kubelet with a stale lease is down, and the plugin is not at fault.
 
 STUCK comes first, because a plugin that does not answer cannot be registered either. A plugin that
 has only just started has `starting_s` to register.
@@ -122,7 +122,7 @@ def with_lease(problem: Problem, answer: signals.Facts | None, lease_stale_s: fl
 def offered(
     had: Mapping[str, int], offers: Mapping[str, signals.Offer], grace_s: float
 ) -> Problem | None:
-    """Return the problem if a node offers other devices than the plugin has."""
+    """Return the problem if a node offers more or fewer devices than the plugin has, or None."""
     mismatches = list(_offered_otherwise(had, offers))
     return _of(Verdict.MISMATCH, Rule.NODE_OFFERS_OTHERS, mismatches, grace_s)
 

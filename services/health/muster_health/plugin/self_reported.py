@@ -20,9 +20,9 @@ from muster_health.plugin import liveness, problems
 _COMMON: Final = frozenset(
     {Verdict.DEREGISTERED, Verdict.MISMATCH, Verdict.STUCK, Verdict.PLUGIN_DOWN}
 )
-"""The verdicts that many plugins get at once if the kubelet or a new revision is at fault."""
+"""The verdicts that a faulty kubelet or revision causes for many plugins at the same time."""
 _RECHECK_S: Final = 10.0
-"""After this time, an unanswered query for the node's offer is repeated."""
+"""The minimum time between two queries for the node's offer."""
 _NOTHING: Final[Mapping[str, int]] = {}
 
 
@@ -30,7 +30,7 @@ _NOTHING: Final[Mapping[str, int]] = {}
 class SelfReported:
     """The reports of one plugin. `due` is when to check its problem without a heartbeat.
 
-    While `suspended`, no problem leads to a verdict, because many plugins have a problem at once.
+    While `suspended`, no problem leads to a verdict, because many plugins have a problem.
     """
 
     settings: config.Detection
@@ -91,7 +91,7 @@ class SelfReported:
     def record_problem(self, problem: problems.Problem, now: float) -> bool:
         """Record a problem; return whether it has lasted longer than its grace period.
 
-        A different problem restarts the wait only if its grace period differs.
+        A different problem restarts the wait only if its rule and its grace period both differ.
         """
         before = self.problem
         if before is None or (
@@ -128,7 +128,7 @@ class SelfReported:
     def rechecked(self, answer: signals.Facts | None, *, is_alive: bool) -> problems.Problem | None:
         """Record the answer from Kubernetes; return the problem if the answer confirms it.
 
-        An unreachable kubelet needs no confirmation: the answer shows whether it is dead.
+        An unreachable kubelet needs no confirmation: the answer shows whether it is down.
         """
         self._recheck_number = None
         problem = self.problem

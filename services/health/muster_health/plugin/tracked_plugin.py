@@ -7,7 +7,7 @@ table of states is in the package's docstring.
 |------------|----------------------------------------------------------------------------------|
 | `alive`    | heartbeat order, silence, connections, clock offset (`liveness`)                 |
 | `reported` | the plugin's devices, and its reported problem with its start (`self_reported`)  |
-| `verdict`  | state, suspicion, diagnosis, recovery, planned stops (`verdict_machine`)      |
+| `verdict`  | state, suspicion, diagnosis, recovery, planned stops (`verdict_machine`)         |
 | `faults`   | devices with faults (`device_alerts`)                                            |
 | `mounts`   | FUSE mounts that do not work (`mount_alerts`)                                    |
 | `counts`   | how many devices there are, and how many there should be (`device_counts`)       |
@@ -15,9 +15,9 @@ table of states is in the package's docstring.
 | `alerting` | published and pending alerts and verdicts (`plugin_alerting`)                    |
 
 `receive` accepts a `steps.Event` and returns `steps.Effect`s: queries, notes, decisions. An empty
-list means that only the next deadline is later, as after nearly every heartbeat. The detector
-calls `publish` separately, because only the detector knows whether this replica leads, and how many
-alerts may open at once.
+list means that only the next deadline is later, as after nearly every heartbeat. The detector calls
+`publish` separately, because publishing depends on whether this replica leads, and on the fleet's
+rate limit for alerts.
 """
 
 from collections.abc import Iterable
@@ -167,7 +167,7 @@ class TrackedPlugin(parts.PluginState):
         self.alerting.touch(now)
 
     def reset_published(self) -> None:
-        """Treat nothing as published: another replica leads, so the publications were dropped."""
+        """Reset the published state: another replica led, so our publications were dropped."""
         self.alerting.reset_published()
 
     # publishing
@@ -253,7 +253,7 @@ class TrackedPlugin(parts.PluginState):
         return effects
 
     def _has_changed(self, now: float) -> None:
-        """Evaluate the alerts at once or, after many changes, once a second.
+        """Evaluate the alerts immediately or, after many changes, once a second.
 
         The cost of an evaluation grows with the number of faulty devices.
         """

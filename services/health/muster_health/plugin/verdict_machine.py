@@ -26,7 +26,7 @@ class VerdictMachine(verdict_state.VerdictState):
     __slots__ = ()
 
     def replaced(self, former: str, now: float) -> bool:
-        """Count an instance replaced without announcement; return whether there are too many."""
+        """Count an unannounced replacement of an instance; return whether there are too many."""
         if self.settled is not State.HEALTHY or former == self.planned.instance:
             return False
         return self.standing.replaced(now)
@@ -135,7 +135,7 @@ class VerdictMachine(verdict_state.VerdictState):
     def stopping(
         self, event: vocabulary.PluginStopping, instance: str, now: float
     ) -> list[steps.Step]:
-        """Handle a planned stop; if two instances alternate, the other one keeps running."""
+        """Handle a planned stop; ignore it if two instances alternate: the other keeps running."""
         alternates = bool(self.alive.order.two_instances(now))
         stays = self.planned.instance in {"", instance} and alternates
         self.planned.instance = instance
@@ -367,7 +367,7 @@ class VerdictMachine(verdict_state.VerdictState):
 
 
 def _is_gone(answer: signals.Facts) -> bool:
-    """Return whether Kubernetes reports that the plugin's pod does not run, or has no node."""
+    """Return whether Kubernetes reports that the plugin has no running pod, or no node."""
     if answer.exists is False:
         return True
     pods = answer.pods

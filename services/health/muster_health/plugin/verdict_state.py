@@ -103,7 +103,7 @@ class StandingVerdict:
         )
 
     def replaced(self, now: float) -> bool:
-        """Count an instance replaced without announcement; return whether there are too many."""
+        """Count an unannounced replacement of an instance; return whether there are too many."""
         self.damping.failed(now)
         return self.damping.is_flapping(now)
 
@@ -125,7 +125,7 @@ class StandingVerdict:
 
 @dataclass(slots=True, eq=False)
 class Recovery:
-    """Counts good heartbeats after a plugin's return; at `due` the plugin has recovered anyway."""
+    """Counts good heartbeats after a plugin's return; at `due`, it has recovered in any case."""
 
     settings: config.Detection
     good_heartbeats: int = 0
@@ -139,7 +139,7 @@ class Recovery:
         self.good_heartbeats, self.due = 0, None
 
     def good(self, now: float, *, counts: bool, hold_s: float) -> bool:
-        """Record a good heartbeat; return whether there are enough of them."""
+        """Record a good heartbeat; return whether the plugin has recovered."""
         self.good_heartbeats += counts
         if self.due is None:
             self.since, self._held_until = now, now + hold_s
@@ -173,7 +173,7 @@ class PlannedStop:
         return steps.ReturnOverdue(evidence=(evidence.overdue(self.return_s, since),))
 
     def shift(self, seconds: float) -> None:
-        """Postpone the deadline by the time in which we could receive nothing."""
+        """Postpone the deadline by the time during which we could receive nothing."""
         if self.due is not None:
             self.due += seconds
 
@@ -199,7 +199,7 @@ class VerdictState:
     planned: PlannedStop = field(default_factory=PlannedStop)
     state: State = State.UNKNOWN
     is_suspended: bool = False
-    """Whether the diagnosis of a silent plugin waits, because many are suspected at once."""
+    """Whether the diagnosis of a silent plugin waits, because many plugins are suspected."""
     is_gone: bool = False
     """Whether Kubernetes showed, while the plugin was suspended, that its pod or node is gone."""
     asked_while_suspended: int = 0
@@ -215,7 +215,7 @@ class VerdictState:
 
     @property
     def is_calm(self) -> bool:
-        """Return whether the machine waits for nothing but the next heartbeat."""
+        """Return whether the machine waits only for the next heartbeat."""
         return self.state is State.HEALTHY and self.reported.problem is None
 
     @property

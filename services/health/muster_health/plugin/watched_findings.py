@@ -11,7 +11,7 @@ The agent decides on the finding, and waits long enough before it reports one. T
 | NOT_REGISTERED: it answers, the kubelet lists none(5)| DEREGISTERED | WATCHED_NOT_REGISTERED     |
 | FEWER_DEVICES: the kubelet lists fewer than expected | MISMATCH     | WATCHED_FEWER_DEVICES      |
 | TWO_SERVERS: two processes serve the resource (4)    | SPLIT_BRAIN  | WATCHED_TWO_SERVERS        |
-| NOT_OFFERED: hardware that nobody offers             | MISSING      | WATCHED_NOT_OFFERED        |
+| NOT_OFFERED: hardware that no plugin offers          | MISSING      | WATCHED_NOT_OFFERED        |
 | FILES_MISSING: CDI files are gone                    | DEGRADED     | WATCHED_FILES_MISSING      |
 | nothing, but the node's allocatable differs (2)      | MISMATCH     | WATCHED_NODE_OFFERS_OTHERS |
 
@@ -26,13 +26,13 @@ Kubernetes, the stop counts as unplanned:
 | all its pods are new, and none has restarted         | MAINTENANCE  | WATCHED_POD_REPLACED       |
 
 (2) For more than `mismatch_s`, because kubelets report changes only every 10 s.
-(3) Not if the agent sees that its process does not run in a pod.
+(3) Not if the agent reports that its process does not run in a pod.
 (4) Not while one of its pods is being deleted or is less than 5 min old.
 (5) If the node's allocatable is still not 0 after `mismatch_s`, WATCHED_NODE_OFFERS_OTHERS: one of
     the kubelet's two numbers is wrong, and nothing shows that the plugin is not registered.
 
 A process that hangs, one that was stopped and one that gets no CPU time look the same from outside:
-none of them answers. The verdict is STUCK; the agent's text may say more.
+none of them answers. The verdict is STUCK; the agent's text may give details.
 """
 
 from collections.abc import Mapping
@@ -83,7 +83,7 @@ _WORDS: Final = {
     WatchedFinding.NOT_OFFERED: "the node has the hardware, but no plugin offers it",
     WatchedFinding.FILES_MISSING: "CDI files that its pods need do not exist",
 }
-"""Descriptions by finding, for observations without a description of their own."""
+"""Descriptions by finding, for observations that contain no description."""
 
 
 def bounded(watched: vocabulary.Watched) -> vocabulary.Watched:
@@ -110,7 +110,7 @@ def combined(
     """Return the observation that takes precedence, and its source.
 
     An agent on the node observes more, and sooner. But only the Kubernetes API shows what a driver
-    offers (slices and claims), and an agent that has just started may not know what to expect.
+    offers (slices and claims), and an agent that has just started may lack the expected number.
     """
     if by_agent is None:
         return by_cluster, "kubernetes"
@@ -176,7 +176,7 @@ def planned(
     *,
     back_s: float | None = None,
 ) -> Rule | None:
-    """Return the rule by which the stop was planned; None if Kubernetes shows no plan.
+    """Return the rule that shows a planned stop; None if Kubernetes shows none.
 
     `back_s` is how many seconds ago the plugin first answered, or answered again after a stop.
     """

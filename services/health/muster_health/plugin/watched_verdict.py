@@ -13,7 +13,7 @@ It is the same machine as for our own plugins, with these differences:
 | FAILING (4) | the node keeps offering its devices         | unchanged   | query; MISMATCH        |
 | FAILING     | nothing is wrong any more                   | RECOVERING  | as before              |
 | RECOVERING  | nothing is wrong for 15 s; `flap_damping`   | HEALTHY     | HEALTHY                |
-| MAINTENANCE | nobody answers, again                       | MAINTENANCE | as before              |
+| MAINTENANCE | still, or again, nothing answers            | MAINTENANCE | as before              |
 | MAINTENANCE | nothing is wrong, or another problem        | RECOVERING  | as before              |
 | MAINTENANCE | it is not back in time                      | MAINTENANCE | as before: overdue     |
 
@@ -115,7 +115,7 @@ class WatchedMachine(verdict_machine.VerdictMachine):
         return self.sign_of_life(problem, now, counts=False)
 
     def removed(self, why: vocabulary.Evidence) -> list[steps.Step]:
-        """End the tracking of the plugin: replace a bad verdict by HEALTHY."""
+        """End the tracking of the plugin: replace a bad verdict with HEALTHY."""
         self.reported.clear()
         if self.standing.verdict in {None, Verdict.HEALTHY}:
             return []
@@ -174,7 +174,7 @@ class WatchedMachine(verdict_machine.VerdictMachine):
         offers: Mapping[str, signals.Offer] | None,
         grace_s: float,
     ) -> problems.Problem | None:
-        """Return how the node's offer contradicts the finding, or else the finding, or None."""
+        """Return the problem with the node's offer, or else the problem of the finding, or None."""
         mismatch_s = self.context.settings.mismatch_s
         if self._is_contradicted(watched, offers):
             return watched_findings.offered_otherwise(watched, offers, mismatch_s)

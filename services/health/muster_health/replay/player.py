@@ -175,7 +175,7 @@ class _Player:
             self._advance(self._detector, self._now + _LAST_S)
 
     def _begin(self, header: recording.Header, at: float) -> None:
-        """End one recorded process and begin the next."""
+        """Begin the next recorded process, with a new detector and no pending answers."""
         self._to_restore = list(self._saved.values())
         self._answers.clear()
         policy = self._policy or header

@@ -269,7 +269,7 @@ class Recording:
 
     @property
     def times_not_leading(self) -> list[tuple[datetime, datetime]]:
-        """The periods in which the recording process did not lead, and so published nothing."""
+        """The periods in which the recording process did not lead, so that it published nothing."""
         times: list[tuple[datetime, datetime]] = []
         since: float | None = None
         for at, entry in self.entries:
