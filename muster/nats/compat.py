@@ -12,10 +12,12 @@ import logging
 from typing import Any, Final
 
 import nats.errors
+import nats.js
 from nats.aio.client import DEFAULT_BUFFER_SIZE, Client
 from nats.aio.msg import Msg
 from nats.protocol import parser
 
+from muster.nats.auth import permissions
 from muster.service import runtime
 
 KNOWN: Final = "2.16"
@@ -40,6 +42,13 @@ class TolerantClient(Client):
     its reading task, and nats-py would neither report that nor reconnect (`_read_loop`).
     """
 
+    api = permissions.API
+    """The prefix of requests to JetStream."""
+
+    def jetstream(self, **options: Any) -> nats.js.JetStreamContext:
+        """Return a context whose requests have the prefix `api`."""
+        return super().jetstream(**{"prefix": self.api, **options})
+
     async def _process_headers(self, headers: bytes) -> dict[str, str] | None:
         with contextlib.suppress(UnicodeDecodeError, IndexError):
             if not headers or (headers.startswith(_VERSION) and headers.decode()):
@@ -58,6 +67,11 @@ class TolerantClient(Client):
 
 class MalformedMessage(nats.errors.Error):
     """A message that nats-py cannot decode."""
+
+
+def api(client: Client) -> str:
+    """Return the prefix of a client's requests to JetStream."""
+    return client.api if isinstance(client, TolerantClient) else permissions.API
 
 
 class Parser(parser.Parser):

@@ -20,6 +20,7 @@ import prometheus_client
 
 from muster import codec, pacing
 from muster.nats import compat, credentials
+from muster.nats.auth import permissions
 from muster.service import logs, metrics, runtime
 
 Message = nats.aio.msg.Msg
@@ -351,6 +352,9 @@ class Connection:
 
 async def _connect(client: nats.aio.client.Client, url: str, **options: Any) -> None:
     """Connect. Raises one of LOST."""
+    if isinstance(client, compat.TolerantClient):
+        is_reader = permissions.is_reader(credentials.user(url))
+        client.api = permissions.READER_API if is_reader else permissions.API
     await compat.connect(
         client,
         url.split(","),

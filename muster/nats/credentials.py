@@ -49,15 +49,11 @@ class Options(TypedDict, total=False):
 
 def options(url: str) -> Options:
     """Return options with the credentials. Raises OSError for a file that cannot be used."""
-    user_in_url = re.match(r"[a-z]+://([^:@/,]+)(:[^@/,]*)?@", url)
-    user = urllib.parse.unquote(user_in_url[1]) if user_in_url else ""
     chosen = Options()
     if creds := os.environ.get("NATS_CREDS"):
-        user = _credentials(creds).name
         chosen["user_jwt_cb"] = lambda: _credentials(creds).jwt.encode()  # noqa: PLW0108  # read again
         chosen["signature_cb"] = lambda nonce: _credentials(creds).sign(nonce)
     if token := os.environ.get("NATS_TOKEN_FILE"):
-        user = _user(_token(token))
         chosen["token"] = lambda: _token(token)
     if authority := os.environ.get("NATS_CA"):
         # OpenSSL costs memory: only a process that uses TLS loads it
@@ -69,8 +65,19 @@ def options(url: str) -> Options:
         )
         if server := os.environ.get("NATS_SERVER_NAME"):
             chosen["tls_hostname"] = server
-    chosen["inbox_prefix"] = os.environ.get("NATS_INBOX_PREFIX") or permissions.inbox(user)
+    inbox = os.environ.get("NATS_INBOX_PREFIX") or permissions.inbox(user(url))
+    chosen["inbox_prefix"] = inbox
     return chosen
+
+
+def user(url: str) -> str:
+    """Return the name of the user; empty without one. Raises OSError, as `options` does."""
+    if token := os.environ.get("NATS_TOKEN_FILE"):
+        return _user(_token(token))
+    if creds := os.environ.get("NATS_CREDS"):
+        return _credentials(creds).name
+    in_url = re.match(r"[a-z]+://([^:@/,]+)(:[^@/,]*)?@", url)
+    return urllib.parse.unquote(in_url[1]) if in_url else ""
 
 
 def _credentials(named: str) -> "nkeys.Credentials":

@@ -221,7 +221,7 @@ async def pull(
     runtime.end_if_cancelled()
     left = info.num_pending or 0
     inbox = client.new_inbox()
-    request = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{info.name}"
+    request = f"{compat.api(client)}.CONSUMER.MSG.NEXT.{stream}.{info.name}"
     expires = json.dumps({"batch": _PULL_BATCH, "expires": int(_PULL_S * 1e9)}).encode()
     received = compat.Received(client)
     subscription = await client.subscribe(inbox, cb=received.put)

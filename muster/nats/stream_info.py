@@ -8,7 +8,7 @@ import nats.errors
 import nats.js.errors
 from nats.aio.client import Client
 
-from muster.nats import streams
+from muster.nats import compat, streams
 from muster.service import logs, runtime
 
 _NO_STREAM: Final = 10059
@@ -142,7 +142,7 @@ async def _ask(
     *,
     timeout_s: float = _TIMEOUT_S,
 ) -> Shape:
-    answer = await client.request(f"$JS.API.{what}", body, timeout=timeout_s)
+    answer = await client.request(f"{compat.api(client)}.{what}", body, timeout=timeout_s)
     runtime.end_if_cancelled()
     try:
         refused = msgspec.json.decode(answer.data, type=_Refusal).error

@@ -92,10 +92,11 @@ def test_other_algorithms_and_other_kinds_of_signer_are_refused() -> None:
 
 
 def test_credentials_are_read_as_written_and_with_text_around() -> None:
-    jwt = nkeys.encode_jwt({"sub": USER.public, "name": "reader_x"}, ONE, at=1)
+    claims = {"sub": USER.public, "name": "reader_x", "nats": {"issuer_account": "A"}}
+    jwt = nkeys.encode_jwt(claims, ONE, at=1)
     text = nkeys.write_creds(jwt, USER)
     decoded = nkeys.read_creds(f"# mine\n{text.replace(chr(10), chr(13) + chr(10))}\nimport x\n")
-    assert decoded == nkeys.Credentials(jwt=jwt, seed=USER.seed, name="reader_x")
+    assert decoded == nkeys.Credentials(jwt=jwt, seed=USER.seed, name="reader_x", account="A")
     mark = nkeys.from_base64(decoded.sign("nonce").decode())
     assert nkeys.is_signed(USER.public, nkeys.Kind.USER, b"nonce", mark)
 
@@ -119,13 +120,14 @@ class Account(msgspec.Struct):
 
 def test_each_role_has_its_scope_and_an_old_key_only_during_a_rotation() -> None:
     keys = {role: [f"A{role}1", f"A{role}2"] for role in accounts.Role}
-    four = [nkeys.Key(nkeys.Kind.ACCOUNT, bytes([number]) * 32) for number in range(4)]
+    five = [nkeys.Key(nkeys.Kind.ACCOUNT, bytes([number]) * 32) for number in range(5)]
     held = accounts.Keys(
         operator=nkeys.Key(nkeys.Kind.OPERATOR, bytes(32)),
-        system=four[0],
-        auth=four[1],
-        muster=four[2],
-        plugins=four[3],
+        system=five[0],
+        auth=five[1],
+        muster=five[2],
+        plugins=five[3],
+        readers=five[4],
         gate=USER.public,
         answers=["AX"],
         roles=keys,
@@ -136,10 +138,11 @@ def test_each_role_has_its_scope_and_an_old_key_only_during_a_rotation() -> None
         for line in text.splitlines()
         if line.startswith("  A")
     ]
-    assert not any(key.seed in text for key in four)
-    (plugins, muster) = (decoded[-2].nats["signing_keys"], decoded[-1].nats["signing_keys"])
+    assert not any(key.seed in text for key in five)
+    plugins, readers, muster = (account.nats["signing_keys"] for account in decoded[-3:])
     assert {s["role"] for s in plugins} == {"node"}
-    signers = plugins + muster
+    assert {s["role"] for s in readers} == {"reader"}
+    signers = plugins + readers + muster
     assert [(s["role"], s["key"]) for s in signers] == [
         (role.value, key) for role in accounts.Role for key in keys[role]
     ]

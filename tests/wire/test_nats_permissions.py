@@ -108,7 +108,9 @@ def test_a_reader_cannot_make_itself_the_consumer_of_a_service(tmp_path: Path) -
         async with shipped_nats.client(server, "reader") as reader:
             config = {"durable_name": "health", "ack_policy": "explicit"}
             request = json.dumps({"stream_name": "MUSTER_EVENTS", "config": config}).encode()
-            answer = await reader.request("$JS.API.CONSUMER.CREATE.MUSTER_EVENTS", request)
+            answer = await reader.request(
+                f"{permissions.READER_API}.CONSUMER.CREATE.MUSTER_EVENTS", request
+            )
             assert json.loads(answer.data)["error"]["code"] == 400
         async with shipped_nats.client(server, "admin") as admin:
             assert await admin.raw.jetstream().consumers_info("MUSTER_EVENTS") == []
@@ -240,7 +242,9 @@ def test_abandoned_consumers_of_a_reader_are_removed(tmp_path: Path) -> None:
             for stream in ("MUSTER_EVENTS", "MUSTER_ALERTS"):
                 for config in (passing, *[forever] * 300):
                     request = json.dumps({"stream_name": stream, "config": config}).encode()
-                    await reader.request(f"$JS.API.CONSUMER.CREATE.{stream}", request)
+                    await reader.request(
+                        f"{permissions.READER_API}.CONSUMER.CREATE.{stream}", request
+                    )
         async with (
             shipped_nats.client(server, "admin") as admin,
             bus.Bus(shipped_nats.address(server, "notifier"), producer="n", name="n") as notifier,
@@ -269,10 +273,55 @@ async def counted(request: js.JetStreamContext, stream: str) -> int:
     return (await request.stream_info(stream)).state.consumer_count
 
 
-def test_an_answer_redirected_to_the_lock_does_not_hold_it(tmp_path: Path) -> None:
+def test_no_answer_to_a_reader_leaves_its_account(tmp_path: Path) -> None:
+    """JetStream does not check the rights to a request's reply subject."""
+
     async def story(server: local.NatsServer) -> None:
         async with (
             shipped_nats.client(server, "reader") as reader,
+            shipped_nats.client(server, "admin") as admin,
+        ):
+            jetstream = admin.raw.jetstream()
+            await jetstream.publish("muster.alert.node-a.critical.x", b"{}")
+            api, targets = (
+                permissions.READER_API,
+                [
+                    *(f"$JS.API.STREAM.{verb}.MUSTER_ALERTS" for verb in ("PURGE", "DELETE")),
+                    *("$KV.muster_leader.health", "$KV.muster_state.node-a.p"),
+                    "muster.alert.node-b.critical.x",
+                ],
+            )
+            reached: list[str] = []
+
+            async def seen(message: connection.Message) -> None:
+                reached.append(message.subject)
+
+            for target in targets:
+                await admin.raw.subscribe(target, cb=seen)
+            await nats_links.flushed(admin.raw)
+            config = {"ack_policy": "none", "deliver_policy": "all"}
+            request = json.dumps({"stream_name": "MUSTER_ALERTS", "config": config}).encode()
+            made = await reader.request(f"{api}.CONSUMER.CREATE.MUSTER_ALERTS", request)
+            pull = f"{api}.CONSUMER.MSG.NEXT.MUSTER_ALERTS.{json.loads(made.data)['name']}"
+            for target in targets:
+                await reader.raw.publish(f"{api}.STREAM.INFO.MUSTER_ALERTS", b"", reply=target)
+                # an answer without a body: the consumer has nothing more
+                for _ in range(2):
+                    await reader.raw.publish(pull, b'{"batch":1,"no_wait":true}', reply=target)
+            inbox = f"{permissions.inbox('reader')}.end"
+            answered = await reader.raw.subscribe(inbox)
+            await reader.raw.publish(pull, b'{"batch":1,"no_wait":true}', reply=inbox)
+            await answered.next_msg(timeout=10)
+            assert (await jetstream.stream_info("MUSTER_ALERTS")).state.messages == 1
+            assert reached == []
+
+    shipped_nats.run(tmp_path, story)
+
+
+def test_an_answer_redirected_to_the_lock_does_not_hold_it(tmp_path: Path) -> None:
+    async def story(server: local.NatsServer) -> None:
+        async with (
+            shipped_nats.client(server, "labeler") as labeler,
             shipped_nats.client(server, "admin") as admin,
             bus.Bus(shipped_nats.address(server, "health"), producer="h", name="t") as health,
         ):
@@ -290,7 +339,7 @@ def test_an_answer_redirected_to_the_lock_does_not_hold_it(tmp_path: Path) -> No
                 )
 
             ours = await claim(b"us", 0)
-            await reader.raw.publish("$JS.API.STREAM.INFO.MUSTER_EVENTS", b"", reply=lock)
+            await labeler.raw.publish("$JS.API.STREAM.INFO.MUSTER_EVENTS", b"", reply=lock)
             jetstream = admin.raw.jetstream()
             while (await jetstream.get_last_msg("KV_muster_leader", lock)).data == b"us":
                 await asyncio.sleep(0.01)
@@ -305,15 +354,17 @@ def test_an_answer_redirected_to_the_lock_does_not_hold_it(tmp_path: Path) -> No
 def test_answers_redirected_to_the_bucket_of_a_lock_do_not_fill_it(tmp_path: Path) -> None:
     async def story(server: local.NatsServer) -> None:
         async with (
-            shipped_nats.client(server, "reader") as reader,
+            shipped_nats.client(server, "labeler") as labeler,
             shipped_nats.client(server, "admin") as admin,
         ):
             for bucket in (streams.LEADER, streams.TENURE):
                 for key in ("x", "health.x", "notifier.x"):
                     target = f"$KV.{bucket.name}.{key}"
-                    await reader.raw.publish("$JS.API.STREAM.INFO.MUSTER_EVENTS", b"", reply=target)
+                    await labeler.raw.publish(
+                        "$JS.API.STREAM.INFO.MUSTER_EVENTS", b"", reply=target
+                    )
                 own = f"$KV.{bucket.name}.{bucket.lock_key}"
-                await reader.raw.publish("$JS.API.STREAM.INFO.MUSTER_EVENTS", b"", reply=own)
+                await labeler.raw.publish("$JS.API.STREAM.INFO.MUSTER_EVENTS", b"", reply=own)
                 # the answers arrive in order
                 jetstream = admin.raw.jetstream()
                 stream = f"KV_{bucket.name}"
@@ -472,6 +523,12 @@ async def all_work(users: Users) -> None:
         since = datetime.now(UTC) - timedelta(hours=1)
         for stream in (streams.EVENTS, streams.ALERTS):
             await first(consumers.follow(reader.link, stream, filters=stream.subjects, since=since))
+        await storage.read_all(reader.link, streams.SILENCES)
+        heartbeats: asyncio.Queue[connection.Message] = asyncio.Queue()
+        await reader.link.subscribe("muster.heartbeat.>", heartbeats.put)
+        await nats_links.settled(reader.link)
+        await (await plugin.link.client()).publish("muster.heartbeat.node-a.device-plugin", b"{}")
+        assert (await heartbeats.get()).data == b"{}"
     async with users.raw("health") as hearing:
         subscribed: asyncio.Queue[connection.Message] = asyncio.Queue()
         await hearing.raw.subscribe("muster.nats.>", cb=subscribed.put)

@@ -28,12 +28,11 @@ _CONNECTIONS: Final = "$SYS.REQ.ACCOUNT.{}.CONNZ"
 _DISCONNECT: Final = "$SYS.REQ.SERVER.*.KICK"
 PLUGIN_TAG: Final = "plugin"
 _NO_LIMIT: Final = -1
-_SUBSCRIPTIONS_MAX: Final = 20
-_PAYLOAD_MAX: Final = 16_384
-"""Limits for each connection of a reader. A reader sends only requests; a request for a
-consumer with thousands of filters would block JetStream for many seconds.
-"""
 _VERSION: Final = 2
+_READERS_LIMITS: Final[Claims] = {
+    "payload": permissions.READER_PAYLOAD_MAX,
+    "subs": permissions.READER_SUBSCRIPTIONS_MAX,
+}
 _OF_CLIENTS: Final = ("CONNECT", "DISCONNECT")
 _OF_SERVERS: Final = ("LAMEDUCK", "SHUTDOWN")
 
@@ -52,8 +51,8 @@ class Role(enum.StrEnum):
 
 CENTRAL: Final = (Role.HEALTH, Role.LABELER, Role.NOTIFIER, Role.CONSOLE, Role.ADMIN)
 """The roles with a single user."""
-ADDED: Final = (Role.CONSOLE,)
-"""Roles that the first version did not have; an older installation gets a key for each."""
+ADDED: Final = ("readers", Role.CONSOLE.value)
+"""Keys that the first version did not have; an older installation gets each of them."""
 ANSWER: Final = "answer"
 CHANGEABLE: Final = (ANSWER, *Role)
 """The keys in daily use, each of which can be replaced: the accounts name them."""
@@ -63,6 +62,7 @@ KINDS: Final[Mapping[str, nkeys.Kind]] = {
     "auth": nkeys.Kind.ACCOUNT,
     "muster": nkeys.Kind.ACCOUNT,
     "plugins": nkeys.Kind.ACCOUNT,
+    "readers": nkeys.Kind.ACCOUNT,
     "gate": nkeys.Kind.USER,
     ANSWER: nkeys.Kind.ACCOUNT,
     **{role.value: nkeys.Kind.ACCOUNT for role in Role},
@@ -79,6 +79,7 @@ class Keys:
     auth: nkeys.Key
     muster: nkeys.Key
     plugins: nkeys.Key
+    readers: nkeys.Key
     gate: str
     """The only user of the account AUTH."""
     answers: Sequence[str]
@@ -107,6 +108,7 @@ def derive(ring: Keyring, *, random: Random, at: float) -> dict[str, str]:
         auth=newest["auth"],
         muster=newest["muster"],
         plugins=newest["plugins"],
+        readers=newest["readers"],
         gate=newest["gate"].public,
         answers=[key.public for key in ring[ANSWER]],
         roles={role: [key.public for key in ring[role]] for role in Role},
@@ -130,7 +132,7 @@ def derive(ring: Keyring, *, random: Random, at: float) -> dict[str, str]:
 
 def owner(role: Role) -> str:
     """Return the name of the account of a role's users."""
-    return "plugins" if role is Role.NODE else "muster"
+    return {Role.NODE: "plugins", Role.READER: "readers"}.get(role, "muster")
 
 
 def credentials(
@@ -198,6 +200,7 @@ def configuration(keys: Keys, sentinel: str, *, at: float) -> str:
         (keys.system, _system()),
         (keys.auth, _auth(keys)),
         (keys.plugins, _plugins(keys)),
+        (keys.readers, _readers(keys)),
         (keys.muster, _muster(keys)),
     )
     operator = {"type": "operator", "version": _VERSION, "system_account": keys.system.public}
@@ -271,6 +274,25 @@ def _plugins(keys: Keys) -> Claims:
     return {"name": permissions.PLUGINS, "nats": _kind("account") | held}
 
 
+def _readers(keys: Keys) -> Claims:
+    requests = zip(
+        permissions.reader_requests(),
+        permissions.reader_requests(permissions.READER_API),
+        strict=True,
+    )
+    imports = [
+        _from(keys.muster, _service(theirs), to=ours.replace("*", "$1"))
+        for theirs, ours in requests
+    ]
+    held = {
+        "limits": _limits() | _READERS_LIMITS,
+        "exports": [_service(permissions.HEARTBEATS)],
+        "imports": imports,
+        "signing_keys": _signers(keys, [Role.READER]),
+    }
+    return {"name": permissions.READERS, "nats": _kind("account") | held}
+
+
 def _muster(keys: Keys) -> Claims:
     stored = dict.fromkeys(("mem_storage", "disk_storage", "streams", "consumer"), _NO_LIMIT)
     imports = [
@@ -288,13 +310,17 @@ def _muster(keys: Keys) -> Claims:
     ]
     imports += [
         _from(keys.plugins, _service("muster.rpc.>")),
+        _from(keys.readers, _service(permissions.HEARTBEATS)),
         _from(keys.auth, _stream(permissions.LIMITED)),
     ]
     held = {
         "limits": _limits() | stored,
-        "exports": [_service(subject) for subject in permissions.REPORTS],
+        "exports": [
+            *map(_service, permissions.REPORTS),
+            *map(_request, permissions.reader_requests()),
+        ],
         "imports": imports,
-        "signing_keys": _signers(keys, [role for role in Role if role is not Role.NODE]),
+        "signing_keys": _signers(keys, [role for role in Role if owner(role) == "muster"]),
     }
     return {"name": permissions.ACCOUNT, "nats": _kind("account") | held}
 
@@ -315,6 +341,11 @@ def _service(subject: str) -> Claims:
     return {"name": subject, "subject": subject, "type": "service"}
 
 
+def _request(subject: str) -> Claims:
+    many = {"response_type": "Stream"} if permissions.has_many_answers(subject) else {}
+    return _service(subject) | many
+
+
 def _from(account: nkeys.Key, shared: Claims, *, to: str = "") -> Claims:
     """Return an import of subjects that an account exports, mapped to `to` if that is set."""
     whole = {**shared, "account": account.public}
@@ -324,7 +355,7 @@ def _from(account: nkeys.Key, shared: Claims, *, to: str = "") -> Claims:
 def _template(role: Role) -> Claims:
     claims = _rights(_grant(role))
     if role is Role.READER:
-        claims |= {"subs": _SUBSCRIPTIONS_MAX, "payload": _PAYLOAD_MAX}
+        claims |= _READERS_LIMITS
     return claims
 
 

@@ -31,7 +31,7 @@ _PASSWORD: Final = re.compile(r"(?!\d+$)[A-Za-z0-9_.~-]+")
 _PEM: Final = re.compile(r"-----BEGIN ([A-Z ]+)-----\s([A-Za-z0-9+/=\s]+)-----END \1-----")
 _READER_NAME: Final = "cluster"
 _NEEDED: Final = (accounts.Role.HEALTH, accounts.Role.LABELER, accounts.Role.NOTIFIER)
-_ADDED: Final = tuple(f"{role}.seed" for role in accounts.ADDED)
+_ADDED: Final = tuple(f"{key}.seed" for key in accounts.ADDED)
 
 
 class Refused(Exception):
@@ -256,6 +256,9 @@ def _plan_keys(wanted: Wanted, existing: Existing) -> tuple[Step, ...]:
         current = {None, rights()}
         held = [part for part in wanted.signed if part in existing]
         old = [part for part in held if existing[part].version not in current]
+        reader = wanted.credentials(accounts.Role.READER)
+        if reader in existing and not _is_of_readers(existing[reader], existing[wanted.seeds]):
+            old.append(reader)
         return (
             *(Step(part, Origin.KEYS) for part in old),
             *_create(parts, existing, Origin.KEYS),
@@ -271,6 +274,12 @@ def _plan_keys(wanted: Wanted, existing: Existing) -> tuple[Step, ...]:
             "these objects"
         )
     return (Step(wanted.seeds, Origin.SEEDS),)
+
+
+def _is_of_readers(credentials: Stored, seeds: Stored) -> bool:
+    """Return whether a reader's credentials are of the account READERS: old ones are not."""
+    account = ring(seeds)[accounts.owner(accounts.Role.READER)][0].public
+    return nkeys.read_creds(credentials.data["nats.creds"]).account == account
 
 
 def _plan_certificate(wanted: Wanted, existing: Existing) -> tuple[Step, ...]:

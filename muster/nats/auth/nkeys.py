@@ -223,17 +223,26 @@ class BadCredentials(ValueError):
     """The text is not a .creds file; the message names the missing part."""
 
 
+class _Membership(msgspec.Struct, frozen=True):
+    issuer_account: str = ""
+
+
 class _User(msgspec.Struct, frozen=True):
     sub: str
     name: str = ""
+    nats: _Membership = _Membership()
 
 
 class Credentials(msgspec.Struct, frozen=True):
-    """A user's token, and the seed of the key that proves its ownership."""
+    """A user's token, and the seed of the key that proves its ownership.
+
+    `account` is the public key of the user's account; empty if that account itself has signed.
+    """
 
     jwt: str
     seed: str
     name: str
+    account: str
 
     def sign(self, nonce: str) -> bytes:
         """Return the signature of a server's nonce."""
@@ -259,4 +268,5 @@ def read_creds(text: str) -> Credentials:
         raise BadCredentials(f"no credentials: {error}") from None
     if key.public != user.sub:
         raise BadCredentials("no credentials: the seed does not belong to the token")
-    return Credentials(jwt=jwt[1], seed=seed[1], name=user.name)
+    account = user.nats.issuer_account
+    return Credentials(jwt=jwt[1], seed=seed[1], name=user.name, account=account)

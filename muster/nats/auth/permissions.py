@@ -20,6 +20,23 @@ PLUGINS: Final = "PLUGINS"
 """The plugins' own account. JetStream sends acknowledgements to any reply subject without checking
 rights, so in muster's account a plugin could write to any bucket.
 """
+READERS: Final = "READERS"
+"""The account of outside tools, separate for the same reason: JetStream sends messages and statuses
+to the reply subject of a request without checking rights, and so to its own API.
+"""
+API: Final = "$JS.API"
+READER_API: Final = "$JS.muster.API"
+"""The prefix of a reader's JetStream requests: that of the JetStream domain `muster`."""
+HEARTBEATS: Final = "muster.heartbeat.>"
+"""The subject of all heartbeats. Readers also get them through a service: nats-server exports no
+stream of messages that an account has itself got through one (server/client.go, processMsgResults;
+2.15).
+"""
+READER_PAYLOAD_MAX: Final = 16_384
+READER_SUBSCRIPTIONS_MAX: Final = 20
+"""Limits for each connection of a reader. A reader sends only requests; a request for a
+consumer with thousands of filters would block JetStream for many seconds.
+"""
 AUTH: Final = "AUTH"
 """The account of the gate, and of clients that it has not admitted yet."""
 CALLOUT: Final = "$SYS.REQ.USER.AUTH"
@@ -175,7 +192,7 @@ def labeler() -> Grant:
             "muster.label.>",
             *_follows(),
         ),
-        publish_denied=tuple(right for s in streams.FOLLOWED for right in _of_others(s, "")),
+        publish_denied=_of_durables(),
     )
 
 
@@ -208,17 +225,33 @@ def notifier() -> Grant:
 
 def reader(name: str) -> Grant:
     """Return the rights of an outside tool: to read events, alerts, heartbeats and silences."""
-    letters = streams.DEAD_LETTERS.name
     return _grant(
         f"reader_{name}" if name else "reader",
-        publish=(
-            *_follows(),
-            *_reads(f"KV_{streams.SILENCES.name}"),
-            *(f"$JS.API.STREAM.INFO.{letters}", f"$JS.API.DIRECT.GET.{letters}.>"),
-        ),
-        publish_denied=tuple(right for s in streams.FOLLOWED for right in _of_others(s, "")),
-        subscribe=("muster.heartbeat.>",),
+        account=READERS,
+        publish=reader_requests(READER_API),
+        publish_denied=_of_durables(READER_API),
+        subscribe=(HEARTBEATS,),
     )
+
+
+def is_reader(user: str) -> bool:
+    """Return whether a user has the rights of an outside tool."""
+    return user == "reader" or user.startswith("reader_")
+
+
+def reader_requests(api: str = API) -> tuple[str, ...]:
+    """Return the subjects of a reader's JetStream requests: those that begin with `api`."""
+    letters = streams.DEAD_LETTERS.name
+    return (
+        *_follows(api),
+        *_reads(f"KV_{streams.SILENCES.name}", api),
+        *(f"{api}.STREAM.INFO.{letters}", f"{api}.DIRECT.GET.{letters}.>"),
+    )
+
+
+def has_many_answers(request: str) -> bool:
+    """Return whether JetStream sends several messages in answer to one of these requests."""
+    return ".CONSUMER.MSG.NEXT." in request
 
 
 def console() -> Grant:
@@ -226,16 +259,15 @@ def console() -> Grant:
 
     It adds silences, puts dead letters back into the outbox, and publishes who did so.
     """
-    read = reader("")
     return _grant(
         "console",
         publish=(
-            *read.publish,
+            *reader_requests(),
             *_writes(streams.SILENCES),
             *("muster.outbox.>", "muster.audit.>"),
             f"$JS.API.STREAM.PURGE.{streams.DEAD_LETTERS.name}",
         ),
-        publish_denied=read.publish_denied,
+        publish_denied=_of_durables(),
         subscribe=("muster.heartbeat.>",),
     )
 
@@ -309,24 +341,28 @@ def _durable(stream: streams.Stream, name: str) -> tuple[str, ...]:
     )
 
 
-def _reads(stream: str) -> tuple[str, ...]:
+def _reads(stream: str, api: str = API) -> tuple[str, ...]:
     """Return the rights to read a stream with an ephemeral consumer, which the server names."""
     return (
-        f"$JS.API.STREAM.INFO.{stream}",
-        f"$JS.API.STREAM.MSG.GET.{stream}",
-        f"$JS.API.CONSUMER.CREATE.{stream}",
-        f"$JS.API.CONSUMER.MSG.NEXT.{stream}.*",
+        f"{api}.STREAM.INFO.{stream}",
+        f"{api}.STREAM.MSG.GET.{stream}",
+        f"{api}.CONSUMER.CREATE.{stream}",
+        f"{api}.CONSUMER.MSG.NEXT.{stream}.*",
     )
 
 
-def _follows() -> tuple[str, ...]:
-    return tuple(right for stream in streams.FOLLOWED for right in _reads(stream.name))
+def _follows(api: str = API) -> tuple[str, ...]:
+    return tuple(right for stream in streams.FOLLOWED for right in _reads(stream.name, api))
 
 
-def _of_others(stream: streams.Stream, own: str) -> tuple[str, ...]:
+def _of_durables(api: str = API) -> tuple[str, ...]:
+    return tuple(right for s in streams.FOLLOWED for right in _of_others(s, "", api))
+
+
+def _of_others(stream: streams.Stream, own: str, api: str = API) -> tuple[str, ...]:
     """Return the subjects that would pull messages from other services' durable consumers."""
     return tuple(
-        f"$JS.API.CONSUMER.MSG.NEXT.{stream.name}.{name}" for name in DURABLES if name != own
+        f"{api}.CONSUMER.MSG.NEXT.{stream.name}.{name}" for name in DURABLES if name != own
     )
 
 

@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterable
 from typing import Final
 
+from muster.nats.auth import permissions
 from muster.nats.auth.permissions import (
     ACCOUNT,
     ANSWER_S,
@@ -17,6 +18,10 @@ from muster.nats.auth.permissions import (
     PLUGIN_PAYLOAD_MAX,
     PLUGIN_SUBSCRIPTIONS_MAX,
     PLUGINS,
+    READER_API,
+    READER_PAYLOAD_MAX,
+    READER_SUBSCRIPTIONS_MAX,
+    READERS,
     Grant,
 )
 
@@ -42,6 +47,10 @@ IMPORTS: Final = """\
 _PLUGINS_LIMITS: Final = f"""\
     # of each connection
     limits: {{max_payload: {PLUGIN_PAYLOAD_MAX}, max_subscriptions: {PLUGIN_SUBSCRIPTIONS_MAX}}}
+"""
+_READERS_LIMITS: Final = f"""\
+    # of each connection
+    limits: {{max_payload: {READER_PAYLOAD_MAX}, max_subscriptions: {READER_SUBSCRIPTIONS_MAX}}}
 """
 _PLUGINS_SHARES: Final = """\
     exports: [
@@ -69,6 +78,7 @@ _MORE_IMPORTS: Final = """\
       {stream: {account: SYS, subject: "$SYS.ACCOUNT.PLUGINS.DISCONNECT"}
        to: muster.nats.disconnect}
       {service: {account: PLUGINS, subject: "muster.rpc.>"}}
+      {service: {account: READERS, subject: "muster.heartbeat.>"}}
 """
 
 
@@ -111,8 +121,31 @@ def accounts_conf(grants: Iterable[Grant]) -> str:
         f"{_longer(EXPORTS, exports)}  }}\n{asked}"
         f"  {PLUGINS} {{\n{_PLUGINS_LIMITS}{_users(PLUGINS, held)}{_PLUGINS_SHARES}  }}\n"
         f"  {ACCOUNT} {{\n    jetstream: enabled\n{_users(ACCOUNT, held)}"
-        f"{_TO_PLUGINS}{_longer(IMPORTS, imports)}  }}\n}}\n"
+        f"{_longer(_TO_PLUGINS, _reader_exports())}{_longer(IMPORTS, imports)}  }}\n"
+        f"  {READERS} {{\n{_READERS_LIMITS}{_users(READERS, held)}{_reader_shares()}  }}\n}}\n"
     )
+
+
+def _reader_exports() -> str:
+    """Return the JetStream requests that muster's account exports to readers."""
+    lines = list[str]()
+    for request in permissions.reader_requests():
+        kind = "response: stream, " if permissions.has_many_answers(request) else ""
+        lines.append(f'      {{service: "{request}", {kind}accounts: [{READERS}]}}\n')
+    return "".join(lines)
+
+
+def _reader_shares() -> str:
+    """Return what the readers' account exports and imports."""
+    subjects = zip(
+        permissions.reader_requests(), permissions.reader_requests(READER_API), strict=True
+    )
+    heartbeats = f'      {{service: "{permissions.HEARTBEATS}", accounts: [{ACCOUNT}]}}\n'
+    lines = [
+        f'      {{service: {{account: {ACCOUNT}, subject: "{theirs}"}}\n       to: "{ours}"}}\n'
+        for theirs, ours in subjects
+    ]
+    return f"    exports: [\n{heartbeats}    ]\n    imports: [\n{''.join(lines)}    ]\n"
 
 
 def _callout(grants: Iterable[Grant]) -> str:
