@@ -8,7 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
@@ -18,6 +18,8 @@ import pytest
 from muster import vocabulary
 from muster.local import nats as local
 from muster.nats import bus
+from muster.nats.auth import permissions
+from tests.worlds import shipped_nats
 
 ROOT: Final = Path(__file__).parents[2]
 EXAMPLES: Final = ROOT / "examples"
@@ -44,35 +46,58 @@ def alert(state: vocabulary.AlertState) -> vocabulary.AlertChanged:
 
 
 async def printed(command: Sequence[str], directory: Path) -> list[str]:
-    """Publish an alert, run a subscriber, resolve the alert; return what the subscriber prints."""
+    """Return what a subscriber prints that connects without credentials."""
     async with (
         asyncio.timeout(60),
         local.NatsServer(directory / "nats") as server,
         bus.Bus(server.url, producer="health", name="test", owner=True) as link,
     ):
-        await link.publish(alert(vocabulary.AlertState.FIRING))
-        environment = {key: value for key, value in os.environ.items() if key != "NATS_CREDS"}
-        process = await asyncio.create_subprocess_exec(
-            *command,
-            env=environment | {"NATS_URL": server.url},
-            stdout=asyncio.subprocess.PIPE,
-            start_new_session=True,
-        )
-        assert process.stdout is not None
-        try:
-            first = await process.stdout.readline()
-            await link.publish(alert(vocabulary.AlertState.RESOLVED))
-            second = await process.stdout.readline()
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, 9)
-            await process.wait()
+        return await printed_by(command, link, {"NATS_URL": server.url})
+
+
+async def printed_by(
+    command: Sequence[str], link: bus.Bus, variables: Mapping[str, str]
+) -> list[str]:
+    """Publish an alert, run a subscriber, resolve the alert; return what the subscriber prints."""
+    await link.publish(alert(vocabulary.AlertState.FIRING))
+    environment = {key: value for key, value in os.environ.items() if key != "NATS_CREDS"}
+    process = await asyncio.create_subprocess_exec(
+        *command,
+        env={**environment, **variables},
+        stdout=asyncio.subprocess.PIPE,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    try:
+        first = await process.stdout.readline()
+        await link.publish(alert(vocabulary.AlertState.RESOLVED))
+        second = await process.stdout.readline()
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, 9)
+        await process.wait()
     return [line.decode().rstrip("\n") for line in (first, second)]
 
 
 def test_the_subscriber_in_python_prints_alerts(tmp_path: Path) -> None:
     command = [sys.executable, str(EXAMPLES / "subscriber.py")]
     assert asyncio.run(printed(command, tmp_path)) == LINES
+
+
+def test_the_subscriber_in_python_works_as_a_reader(tmp_path: Path) -> None:
+    reader = {"NATS_DOMAIN": "muster", "NATS_INBOX_PREFIX": permissions.inbox("reader")}
+    lines = list[str]()
+
+    async def story(server: local.NatsServer) -> None:
+        url = shipped_nats.address(server, "reader")
+        async with bus.Bus(
+            shipped_nats.address(server, "health"), producer="health", name="test"
+        ) as link:
+            command = [sys.executable, str(EXAMPLES / "subscriber.py")]
+            lines.extend(await printed_by(command, link, reader | {"NATS_URL": url}))
+
+    shipped_nats.run(tmp_path, story)
+    assert lines == LINES
 
 
 def test_the_subscriber_for_the_shell_prints_alerts(tmp_path: Path) -> None:
