@@ -83,7 +83,7 @@ def top(*, health: health_service.Health = None, url: events.Url = None) -> int:
     `?` lists the keys. Without a terminal, `muster status` is printed once.
     """
     if not is_terminal():
-        return health_service.show_status(health=health)
+        return health_service.show_status(health=health, url=url)
     try:
         urls, nats_url = health_service.addresses(health)
     except (ConnectionError, ValueError) as error:

@@ -32,7 +32,8 @@ USERS: Final = {
 def make() -> None:
     """Create the CA, the certificates and the kubeconfigs, unless they exist already."""
     layout.CERTIFICATES.mkdir(parents=True, exist_ok=True)
-    if (layout.CERTIFICATES / "ca.crt").exists():
+    # written last
+    if layout.KUBECONFIG.exists():
         return
     authority = _Authority()
     _write("sa.key", _private(ec.generate_private_key(ec.SECP256R1())))

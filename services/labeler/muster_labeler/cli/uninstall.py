@@ -285,7 +285,7 @@ class _Cluster:
         """Delete objects outside the namespace."""
         for path in paths:
             await self._delete(path)
-        output.show(f"{len(paths)} objects outside the namespace removed")
+        output.show(f"{wording.counted(len(paths), 'object')} outside the namespace removed")
 
     async def _delete(self, path: str) -> None:
         answer = await self._api.request("DELETE", path, timeout_s=self._timeout_s)
