@@ -102,9 +102,10 @@ async def _create_bucket(client: Client, bucket: streams.Bucket, *, replicas: in
 
 
 async def sweep_consumers(client: Client) -> int:
-    """Remove ephemeral consumers that would long outlive their readers; return how many.
+    """Remove consumers that would long outlive their readers or misdirect messages; count them.
 
-    nats-server allows 1,000 consumers for each stream in total (2.15). Raises nats-py's errors.
+    nats-server allows 1,000 consumers for each stream in total (2.15), and a consumer may push the
+    stream's messages to any subject of the account. Raises nats-py's errors.
     """
     removed = 0
     for stream in streams.FOLLOWED:
@@ -127,11 +128,15 @@ async def _abandoned(client: Client, stream: str) -> list[str]:
     return [
         consumer.name
         for consumer in consumers
-        if not consumer.config.durable_name
-        and (consumer.config.inactive_threshold or 0) > _EPHEMERAL_S
+        if not (consumer.config.deliver_subject or _INBOX).startswith(_INBOX)
+        or (
+            not consumer.config.durable_name
+            and (consumer.config.inactive_threshold or 0) > _EPHEMERAL_S
+        )
     ]
 
 
+_INBOX: Final = "_INBOX."
 ABANDONED_S: Final = 30.0
 """How long the server keeps an ephemeral consumer without a reader."""
 

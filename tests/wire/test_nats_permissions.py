@@ -236,11 +236,12 @@ def test_only_health_changes_streams(tmp_path: Path) -> None:
 def test_abandoned_consumers_of_a_reader_are_removed(tmp_path: Path) -> None:
     forever = {"ack_policy": "explicit", "inactive_threshold": 10**18}
     passing = {"ack_policy": "none", "inactive_threshold": 60 * 10**9}
+    pushing = {**passing, "deliver_subject": "muster.rpc.node-a.device-plugin.probe"}
 
     async def story(server: local.NatsServer) -> None:
         async with shipped_nats.client(server, "reader") as reader:
             for stream in ("MUSTER_EVENTS", "MUSTER_ALERTS"):
-                for config in (passing, *[forever] * 300):
+                for config in (passing, pushing, *[forever] * 299):
                     request = json.dumps({"stream_name": stream, "config": config}).encode()
                     await reader.request(
                         f"{permissions.READER_API}.CONSUMER.CREATE.{stream}", request

@@ -142,6 +142,8 @@ def test_a_missing_right_is_named_and_so_is_a_notifier_that_is_not_there(tmp_pat
 def test_without_a_context_the_manifest_is_printed(tmp_path: Path) -> None:
     async def story() -> None:
         async with notifier(tmp_path) as (world, slack, secret):
+            # where no `muster up` of another test is found
+            world.environment["TMPDIR"] = str(tmp_path)
             about = (*SLACK, "--name", "ops", "--secret-file", str(secret), "--no-test")
             code, out, errors = await command(world, *about)
             assert await command(world, *about, *CONTEXT, "--print") == (code, out, errors)
