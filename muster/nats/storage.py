@@ -291,7 +291,7 @@ async def _newest(
     client: Client, stream: str, subject: str
 ) -> tuple[str, bytes, Mapping[str, str], int] | None:
     try:
-        stored = await client.jetstream().get_last_msg(stream, subject, direct=True)
+        stored = await client.jetstream().get_last_msg(stream, subject)
     except nats.js.errors.NotFoundError:
         return None
     runtime.end_if_cancelled()

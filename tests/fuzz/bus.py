@@ -10,7 +10,7 @@ import msgspec
 import nats.errors
 
 from muster import codec, inventory_pages, vocabulary
-from muster.nats import assembly
+from muster.nats import assembly, compat
 from muster.nats import heartbeat_reader as stream
 from muster_health.bus import nats_connections
 from muster_health.fleet import detector
@@ -134,6 +134,36 @@ def heartbeats(data: bytes) -> None:
         return
     again = codec.decode_heartbeat(codec.encode_heartbeat(beat), subject=beat.subject)
     assert again == beat
+
+
+def _headers() -> Iterator[bytes]:
+    yield b"NATS/1.0\r\nNats-Msg-Id: i:1\r\nContent-Type: application/json\r\n\r\n"
+    yield b"NATS/1.0 404 No Messages\r\n\r\n"
+    yield b"NATS/1.0 100 Idle Heartbeat\r\nNats-Last-Consumer: 10\r\n\r\n"
+    yield b"XXXXXXXX \xff\xff\xff\r\nA: b\r\n\r\n"
+
+
+def _many_headers(count: int) -> bytes:
+    lines = b"".join(b"A%d: b\r\n" % number for number in range(count))
+    return b"NATS/1.0\r\n" + lines + b"\r\n"
+
+
+@target(seeds=_headers, words=("NATS/1.0", "\r\n", ": ", " 404 "), long=_many_headers)
+def headers(data: bytes) -> None:
+    """A header block is a dictionary of text, or none; the client goes on in any case."""
+    client = compat.TolerantClient()
+    client._error_cb = compat.ignore_error
+    # it has nothing to wait for
+    reading = client._process_headers(data)
+    try:
+        reading.send(None)
+    except StopIteration as end:
+        headers = end.value
+    else:
+        raise AssertionError("it waits")
+    assert headers is None or all(
+        isinstance(text, str) for pair in headers.items() for text in pair
+    )
 
 
 def _story() -> Iterator[bytes]:

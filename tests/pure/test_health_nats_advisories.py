@@ -120,6 +120,12 @@ def test_anything_but_an_advisory_is_refused(payload: bytes) -> None:
         nats_connections.decode(nats_connections.CONNECT, payload)
 
 
+@pytest.mark.parametrize("subject", ["muster.nats.other", "muster.nats.connect.x", "muster.nats."])
+def test_another_subject_is_no_advisory(subject: str) -> None:
+    with pytest.raises(nats_connections.Unreadable, match="not the subject of an advisory"):
+        nats_connections.decode(subject, advisory(name="x"))
+
+
 def test_an_advisory_without_a_client_is_refused() -> None:
     with pytest.raises(nats_connections.Unreadable, match="no client"):
         nats_connections.decode(nats_connections.CONNECT, b'{"server": {"id": "NA"}}')

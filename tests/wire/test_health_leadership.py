@@ -110,6 +110,39 @@ def test_only_a_leader_publishes_ticks_and_on_the_stream_of_alerts(tmp_path: Pat
     play(tmp_path, story)
 
 
+def test_no_tick_is_published_while_events_cannot_be_read(tmp_path: Path) -> None:
+    async def story(_: nats.NatsServer, on: bus.Bus) -> None:
+        published: list[vocabulary.WatchdogTicked] = []
+        is_blind = True
+
+        async def publish(event: vocabulary.WatchdogTicked, _: Callable[[], bool]) -> None:
+            published.append(event)
+
+        asked = asyncio.Event()
+
+        def blind() -> bool:
+            asked.set()
+            return is_blind
+
+        async with election(on, "a") as leader:
+            ticking = asyncio.create_task(
+                self_monitoring.publish_ticks(
+                    leader, publish, holder="a", interval_s=0.05, is_blind=blind
+                )
+            )
+            await asked.wait()
+            asked.clear()
+            await asked.wait()
+            assert published == []
+            is_blind = False
+            while not published:
+                await asyncio.sleep(0.01)
+            ticking.cancel()
+            await asyncio.gather(ticking, return_exceptions=True)
+
+    play(tmp_path, story)
+
+
 def test_a_former_leader_publishes_nothing_when_the_server_is_back(tmp_path: Path) -> None:
     async def story(server: nats.NatsServer, on: bus.Bus) -> None:
         leads = True

@@ -24,6 +24,7 @@ from muster.local import nats as local
 from muster.nats import bus, connection, consumers, storage, streams
 from muster.nats.auth import accounts, permissions
 from muster.service import runtime
+from muster_health.bus import nats_connections
 from tests.worlds import bus_subjects, nats_links, nats_with_gate, shipped_nats
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -315,6 +316,59 @@ def test_no_answer_to_a_reader_leaves_its_account(tmp_path: Path) -> None:
             await answered.next_msg(timeout=10)
             assert (await jetstream.stream_info("MUSTER_ALERTS")).state.messages == 1
             assert reached == []
+
+    shipped_nats.run(tmp_path, story)
+
+
+def test_no_consumer_of_a_reader_pushes_to_a_service(tmp_path: Path) -> None:
+    """JetStream pushes only to subjects that somebody has subscribed to without wildcards."""
+    targets = [
+        *("$KV.muster_state.node-a.p", "muster.outbox.ops"),
+        *("muster.rpc.node-a.device-plugin.probe", nats_connections.CONNECT),
+        *(f"$JS.API.STREAM.{verb}.MUSTER_ALERTS" for verb in ("PURGE", "DELETE")),
+        *("muster.heartbeat.node-a.device-plugin", "muster.event.node-a.device-plugin.x"),
+    ]
+
+    async def story(server: local.NatsServer) -> None:
+        async with (
+            shipped_nats.client(server, "reader") as reader,
+            shipped_nats.client(server, "health") as health,
+            shipped_nats.client(server, "plugin_node-a") as plugin,
+            shipped_nats.client(server, "admin") as admin,
+        ):
+            for subject in (nats_connections.SUBJECTS, "muster.heartbeat.>"):
+                await health.raw.subscribe(subject)
+            await plugin.raw.subscribe("muster.rpc.node-a.>")
+            await health.flush()
+            await plugin.flush()
+            jetstream = admin.raw.jetstream()
+            await jetstream.publish("muster.alert.node-a.critical.x", b"{}")
+            names = []
+            for target in targets:
+                config = {
+                    "ack_policy": "none",
+                    "deliver_policy": "all",
+                    "deliver_subject": target,
+                    "idle_heartbeat": 100_000_000,
+                    "flow_control": True,
+                }
+                request = json.dumps({"stream_name": "MUSTER_ALERTS", "config": config}).encode()
+                made = await reader.request(
+                    f"{permissions.READER_API}.CONSUMER.CREATE.MUSTER_ALERTS", request
+                )
+                names.append(json.loads(made.data)["name"])
+            # a consumer that pushes to its maker's inbox does so within these
+            inbox = f"{permissions.inbox('admin')}.pushed"
+            pushed = await admin.raw.subscribe(inbox)
+            await jetstream.add_consumer(
+                "MUSTER_ALERTS", deliver_subject=inbox, ack_policy=js.api.AckPolicy.NONE
+            )
+            assert (await pushed.next_msg(timeout=10)).data == b"{}"
+            for name in names:
+                info = await jetstream.consumer_info("MUSTER_ALERTS", name)
+                assert info.delivered is not None
+                assert (info.delivered.consumer_seq, info.push_bound) == (0, None), info.config
+            assert (await jetstream.stream_info("MUSTER_ALERTS")).state.messages == 1
 
     shipped_nats.run(tmp_path, story)
 

@@ -206,7 +206,7 @@ def notifier() -> Grant:
             *_durable(streams.ALERTS, "notifier"),
             *_reads(streams.ALERTS.name),
             *_reads(letters),
-            *(f"$JS.API.DIRECT.GET.{letters}.>", f"$JS.API.STREAM.PURGE.{letters}"),
+            f"$JS.API.STREAM.PURGE.{letters}",
             *_writes(streams.LEDGER),
             *_holds(streams.TENURE),
             *_reads(f"KV_{streams.LEDGER.name}"),
@@ -215,7 +215,7 @@ def notifier() -> Grant:
             f"$JS.API.CONSUMER.DELETE.{outbox}.*",
             f"$JS.API.CONSUMER.MSG.NEXT.{outbox}.*",
             f"$JS.ACK.{outbox}.>",
-            f"$JS.API.DIRECT.GET.{outbox}.>",
+            f"$JS.API.STREAM.MSG.GET.{outbox}",
             f"$JS.API.STREAM.INFO.{outbox}",
             f"$JS.API.STREAM.PURGE.{outbox}",
         ),
@@ -245,7 +245,7 @@ def reader_requests(api: str = API) -> tuple[str, ...]:
     return (
         *_follows(api),
         *_reads(f"KV_{streams.SILENCES.name}", api),
-        *(f"{api}.STREAM.INFO.{letters}", f"{api}.DIRECT.GET.{letters}.>"),
+        *(f"{api}.STREAM.INFO.{letters}", f"{api}.STREAM.MSG.GET.{letters}"),
     )
 
 

@@ -162,6 +162,7 @@ async def _run(parts: _Parts, settings: config.Settings) -> None:
             holder=parts.name,
             interval_s=settings.leading.watchdog_s,
             is_detector_leading=lambda term: watched.leader == term,
+            is_blind=lambda: bool(parts.connected.link.unread),
         ),
         self_monitoring.watch_publishing(
             outgoing.executor.stuck_s,

@@ -30,10 +30,13 @@ from muster_health.model import signals
 _PREFIX: Final = "muster.nats."
 CONNECT: Final = "muster.nats.connect"
 DISCONNECT: Final = "muster.nats.disconnect"
-LAMEDUCK: Final = "muster.nats.lameduck.*"
-SHUTDOWN: Final = "muster.nats.shutdown.*"
-SUBJECTS: Final = (CONNECT, DISCONNECT, LAMEDUCK, SHUTDOWN)
-"""The subjects of advisories in muster's account; docs/health.md shows the configuration."""
+_OF_SERVERS: Final = ("lameduck", "shutdown")
+SUBJECTS: Final = f"{_PREFIX}>"
+"""The subjects of advisories in muster's account; docs/health.md shows the configuration.
+
+A consumer of a reader can push messages only to a subject without wildcards that somebody has
+subscribed to (nats-server, server/consumer.go; 2.15).
+"""
 
 _LEAF: Final = "Leafnode"
 _TEXT_MAX: Final = 256
@@ -89,8 +92,10 @@ class Unreadable(Exception):
 def decode(subject: str, payload: bytes) -> Advisory | OtherClient:
     """Return an advisory's content. Raises Unreadable."""
     kind, _, server = subject.removeprefix(_PREFIX).partition(".")
-    if server:
+    if kind in _OF_SERVERS and server:
         return signals.ServerEvent(server=server[:_TEXT_MAX], what=kind)
+    if subject not in {CONNECT, DISCONNECT}:
+        raise Unreadable(f"{subject}: not the subject of an advisory")
     try:
         message = _DECODER.decode(payload)
     except codec.UNREADABLE as error:
@@ -211,8 +216,7 @@ class ConnectionMonitor:
 
     async def run(self) -> None:
         """Receive advisories forever."""
-        for subject in SUBJECTS:
-            await self._link.listen(subject, self._receive)
+        await self._link.listen(SUBJECTS, self._receive)
         async with asyncio.TaskGroup() as tasks:
             checking: asyncio.Task[None] | None = None
             async for is_connected in self._link.changes():

@@ -40,10 +40,12 @@ async def publish_ticks(
     holder: str,
     interval_s: float,
     is_detector_leading: Callable[[int], bool] = lambda _: True,
+    is_blind: Callable[[], bool] = lambda: False,
 ) -> None:
     """Publish a tick when we begin to lead and then every `interval_s`, forever.
 
     `is_detector_leading` returns whether the detector has learned that it leads in this term.
+    While `is_blind`, because events cannot be read, no tick is published.
     """
     clock = asyncio.get_running_loop().time
     ticked_term: int | None = None
@@ -51,7 +53,7 @@ async def publish_ticks(
     while True:
         term = election.term()
         is_due = term != ticked_term or clock() >= due
-        if term is not None and is_due and is_detector_leading(term):
+        if term is not None and is_due and is_detector_leading(term) and not is_blind():
             ticked_term, due = term, clock() + interval_s
             event = vocabulary.WatchdogTicked(
                 node=vocabulary.FLEET,
