@@ -353,8 +353,7 @@ class Connection:
 async def _connect(client: nats.aio.client.Client, url: str, **options: Any) -> None:
     """Connect. Raises one of LOST."""
     if isinstance(client, compat.TolerantClient):
-        is_reader = permissions.is_reader(credentials.user(url))
-        client.api = permissions.READER_API if is_reader else permissions.API
+        client.api = permissions.api(credentials.user(url))
     await compat.connect(
         client,
         url.split(","),

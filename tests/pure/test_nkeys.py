@@ -120,14 +120,15 @@ class Account(msgspec.Struct):
 
 def test_each_role_has_its_scope_and_an_old_key_only_during_a_rotation() -> None:
     keys = {role: [f"A{role}1", f"A{role}2"] for role in accounts.Role}
-    five = [nkeys.Key(nkeys.Kind.ACCOUNT, bytes([number]) * 32) for number in range(5)]
+    six = [nkeys.Key(nkeys.Kind.ACCOUNT, bytes([number]) * 32) for number in range(6)]
     held = accounts.Keys(
         operator=nkeys.Key(nkeys.Kind.OPERATOR, bytes(32)),
-        system=five[0],
-        auth=five[1],
-        muster=five[2],
-        plugins=five[3],
-        readers=five[4],
+        system=six[0],
+        auth=six[1],
+        muster=six[2],
+        plugins=six[3],
+        readers=six[4],
+        labelers=six[5],
         gate=USER.public,
         answers=["AX"],
         roles=keys,
@@ -138,14 +139,17 @@ def test_each_role_has_its_scope_and_an_old_key_only_during_a_rotation() -> None
         for line in text.splitlines()
         if line.startswith("  A")
     ]
-    assert not any(key.seed in text for key in five)
-    plugins, readers, muster = (account.nats["signing_keys"] for account in decoded[-3:])
+    assert not any(key.seed in text for key in six)
+    *_, plugins, readers, labelers, muster = (
+        account.nats.get("signing_keys", []) for account in decoded
+    )
     assert {s["role"] for s in plugins} == {"node"}
     assert {s["role"] for s in readers} == {"reader"}
-    signers = plugins + readers + muster
-    assert [(s["role"], s["key"]) for s in signers] == [
+    assert {s["role"] for s in labelers} == {"labeler"}
+    signers = plugins + readers + muster + labelers
+    assert sorted((s["role"], s["key"]) for s in signers) == sorted(
         (role.value, key) for role in accounts.Role for key in keys[role]
-    ]
+    )
     by_role = {s["role"]: s["template"] for s in signers}
     for role in accounts.CENTRAL:
         (grant,) = [g for g in permissions.central() if g.user == role]

@@ -1,21 +1,26 @@
 """What the labeler does, the admission policy lets it do; and nothing else."""
 
+import asyncio
+import collections
 import copy
 import datetime as dt
 import itertools
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import msgspec
 import pytest
 
 from muster import vocabulary
+from muster.kubernetes import api as kubernetes_api
+from muster.kubernetes import lease
 from muster.vocabulary import Verdict
 from muster_labeler import model
+from muster_labeler.kubernetes import cluster_api, projection
 from muster_labeler.naming import node_labels, sources
-from muster_labeler.service import decision_publisher
-from tests.worlds import admission_policy
+from muster_labeler.service import decision_publisher, decisions
+from tests.worlds import admission_policy, manifests
 from tests.worlds import labeler_cluster as clusters
 from tests.worlds.labeler_cluster import KEY, Cluster, node
 
@@ -91,6 +96,15 @@ KUBECTL = {
     "operation": "Update",
     "fieldsV1": {"f:metadata": {"f:labels": {"f:team": {}}}},
 }
+OUR_CONDITION = {"type": model.CONDITION, "status": "True", "reason": "x", "message": "x"}
+
+
+def ours(fields: object) -> list[dict[str, object]]:
+    """Return the managed fields of the node with some of the labeler's own."""
+    entry = {"manager": model.FIELD_MANAGER, "operation": "Update", "fieldsV1": fields}
+    return [KUBECTL, entry]
+
+
 OLD: dict[str, Any] = {
     "metadata": {
         "name": "a",
@@ -109,6 +123,11 @@ LABELS = "the labeler may only change accelerator labels"
 ANNOTATIONS = "the labeler may only change the annotation muster.dev/label-provenance"
 OWNERS = "the labeler may not change what others own"
 CONDITIONS = "the labeler may only write the condition DevicePluginHealthy"
+SIZES = (
+    "the labeler may only write one condition DevicePluginHealthy, with a message of at most 1024 "
+    "characters and a reason of at most 128"
+)
+FIELDS = "the labeler may not manage fields that it does not write"
 STATUS = "the labeler may not change a node's status except its own condition"
 
 
@@ -159,6 +178,27 @@ STATUS = "the labeler may not change a node's status except its own condition"
             [READY, {"type": model.CONDITION, "status": "x"}],
             CONDITIONS,
         ),
+        ("status.conditions", [READY, {**OUR_CONDITION, "message": "x" * 1025}], SIZES),
+        ("status.conditions", [READY, {**OUR_CONDITION, "reason": "x" * 129}], SIZES),
+        ("status.conditions", [READY, OUR_CONDITION, OUR_CONDITION], SIZES),
+        ("metadata.managedFields", ours({"f:spec": {}}), FIELDS),
+        ("metadata.managedFields", ours({"f:metadata": {"f:finalizers": {}}}), FIELDS),
+        (
+            "metadata.managedFields",
+            ours({"f:metadata": {"f:labels": {f"f:{number}": {} for number in range(513)}}}),
+            FIELDS,
+        ),
+        (
+            "metadata.managedFields",
+            ours({"f:metadata": {"f:labels": {f"f:{'x' * 127}": {}}}}),
+            FIELDS,
+        ),
+        (
+            "metadata.managedFields",
+            ours({"f:status": {"f:conditions": {"k": {"f:type": {"f:x": {}}}}}}),
+            FIELDS,
+        ),
+        ("metadata.managedFields", [KUBECTL, *ours({})[1:] * 5], FIELDS),
         ("status.conditions", [], CONDITIONS),
         ("status.conditions", None, CONDITIONS),
     ],
@@ -214,3 +254,223 @@ def test_nodes_are_neither_made_nor_removed_nor_reached(
 ) -> None:
     denials = admission_policy.denied(old, new, operation=operation, subresource=subresource)
     assert denials == ["the labeler may only patch nodes"]
+
+
+@pytest.mark.parametrize("verdict", list(Verdict))
+def test_the_longest_condition_is_allowed(verdict: Verdict) -> None:
+    plugins = vocabulary.PLUGINS_MAX + vocabulary.WATCHED_MAX
+    wanted = decision_publisher.condition_of({f"{n}{'é' * 253}": verdict for n in range(plugins)})
+    assert len(wanted.message) == decision_publisher.MESSAGE_MAX
+    new = copy.deepcopy(OLD)
+    new["status"]["conditions"].append(msgspec.to_builtins(wanted))
+    assert admission_policy.denied(OLD, new, subresource="status") == []
+
+
+CONFIG_MAPS = "/api/v1/namespaces/muster/configmaps"
+LEASES = "/apis/coordination.k8s.io/v1/namespaces/muster/leases"
+EVENTS = "/api/v1/namespaces/default/events"
+
+
+async def write_most(kubeconfig: str, look: Callable[[], Awaitable[None]]) -> None:
+    """Write everything that the labeler writes beside nodes, as long as it can be."""
+    async with await kubernetes_api.find(kubeconfig=kubeconfig, context=None) as api:
+        records = decision_publisher.ClusterRecords(
+            api, cluster_api.WritePace(1000), namespace="muster", timeout_s=10
+        )
+        kinds = {sources.Product("x" * 300, number): 8 for number in range(32)}
+        names = [f"{number:05}{'x' * 248}" for number in range(3000)]
+        assert await records.write_inventory(dict.fromkeys(names, kinds), frozenset(names))
+        await look()
+        assert await records.write_inventory({"a": kinds}, frozenset())
+        named = model.Node(name="x" * 253, uid="x" * 36)
+        for action in decisions.Action:
+            labels = {f"k{number}": "v" * 63 for number in range(30)}
+            await records.write_event(named, decisions.Decision(action, labels, "\0" * 4096))
+        election = lease.Lease(
+            api, namespace="muster", name="muster-labeler", duration_s=15, on_change=lambda *_: None
+        )
+        async with election:
+            async for term in election.terms():
+                if term is not None:
+                    break
+            await look()
+        await look()
+
+
+def test_everything_else_that_the_labeler_writes_is_allowed(here: Cluster) -> None:
+    here.put({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "muster"}})
+    sights: list[dict[str, Any]] = []
+
+    async def look() -> None:
+        listed = [
+            (await asyncio.to_thread(here.send, "GET", path))
+            for path in (CONFIG_MAPS, LEASES, EVENTS)
+        ]
+        sights.append(
+            {
+                each["metadata"]["name"]: {"kind": items["kind"].removesuffix("List"), **each}
+                for items in listed
+                for each in items["items"]
+            }
+        )
+
+    asyncio.run(write_most(here.kubeconfig, look))
+    (longest,) = sights[0].values()
+    length = len(longest["data"][projection.INVENTORY_KEY])
+    assert 0.8 * projection.INVENTORY_BYTES_MAX < length <= projection.INVENTORY_BYTES_MAX
+    kinds = collections.Counter(each["kind"] for each in sights[-1].values())
+    assert kinds == {"ConfigMap": 1, "Event": 4, "Lease": 1}
+    messages = {e["message"] for e in sights[-1].values() if e["kind"] == "Event"}
+    assert {len(message) for message in messages} == {decision_publisher.MESSAGE_MAX}
+    changes = [({}, sights[0]), *itertools.pairwise(sights)]
+    denials = [
+        admission_policy.denied_object(new, old=before.get(name))
+        for before, after in changes
+        for name, new in after.items()
+    ]
+    assert denials == [[]] * len(denials)
+
+
+CONFIG_MAP: dict[str, Any] = {
+    "apiVersion": "v1",
+    "kind": "ConfigMap",
+    "metadata": {"name": "muster-inventory", "namespace": "muster"},
+    "data": {"inventory.json": "{}"},
+}
+LEASE: dict[str, Any] = {
+    "apiVersion": "coordination.k8s.io/v1",
+    "kind": "Lease",
+    "metadata": {"name": "muster-labeler", "namespace": "muster"},
+    "spec": {"holderIdentity": "x", "leaseDurationSeconds": 15},
+}
+EVENT: dict[str, Any] = {
+    "apiVersion": "v1",
+    "kind": "Event",
+    "metadata": {"name": "muster-labeler.x", "namespace": "default"},
+    "involvedObject": {"kind": "Node", "name": "a"},
+    "reason": "x",
+    "message": "x",
+}
+NAMES = "the labeler may only write the ConfigMap muster-inventory, its own Lease, and Events"
+METADATA = "the labeler may not write labels, annotations, finalizers or owners of its objects"
+INVENTORY = (
+    "the ConfigMap muster-inventory may only have the key inventory.json, with at most 900000 "
+    "characters"
+)
+HOLDER = "the labeler's Lease may only have a holder of at most 256 characters, and its times"
+SHORT = (
+    "an Event of the labeler may only have a message of at most 1024 characters, and short fields"
+)
+
+
+def with_metadata(whole: dict[str, Any], **more: object) -> dict[str, Any]:
+    """Return an object with more metadata."""
+    return {**whole, "metadata": {**whole["metadata"], **more}}
+
+
+def long_fields(fields: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the managed fields of somebody who says to manage these."""
+    return [{"manager": "x", "operation": "Update", "fieldsV1": fields}]
+
+
+WHOLE = (CONFIG_MAP, LEASE, EVENT)
+
+
+@pytest.mark.parametrize(
+    ("whole", "changed", "message"),
+    [
+        (CONFIG_MAP, {"data": {"ca.crt": "x"}}, INVENTORY),
+        (CONFIG_MAP, {"data": {"inventory.json": "x" * 900_001}}, INVENTORY),
+        (CONFIG_MAP, {"binaryData": {"inventory.json": "eA=="}}, INVENTORY),
+        (CONFIG_MAP, {"immutable": True}, INVENTORY),
+        (LEASE, {"spec": {"holderIdentity": "x" * 257}}, HOLDER),
+        (LEASE, {"spec": {"preferredHolder": "x"}}, HOLDER),
+        (EVENT, {"message": "x" * 1025}, SHORT),
+        (EVENT, {"reason": "x" * 129}, SHORT),
+        (EVENT, {"type": "x" * 129}, SHORT),
+        (EVENT, {"reportingInstance": "x" * 129}, SHORT),
+        (EVENT, {"involvedObject": {"fieldPath": "x" * 254}}, SHORT),
+        (EVENT, {"source": {"component": "x" * 254}}, SHORT),
+        (EVENT, {"related": {"name": "x"}}, SHORT),
+        (EVENT, {"action": "x"}, SHORT),
+    ],
+)
+def test_other_content_of_objects_is_refused(
+    whole: dict[str, Any], changed: dict[str, Any], message: str
+) -> None:
+    new = {**whole, **changed}
+    assert admission_policy.denied_object(whole) == []
+    assert admission_policy.denied_object(new) == [message]
+    assert admission_policy.denied_object(new, old=whole) == [message]
+    assert admission_policy.denied_object(new, user="somebody else") == []
+
+
+@pytest.mark.parametrize("whole", WHOLE)
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("labels", {"a": "b"}, METADATA),
+        ("annotations", {"a": "b"}, METADATA),
+        ("finalizers", ["a/b"], METADATA),
+        ("ownerReferences", [{"name": "x"}], METADATA),
+        ("managedFields", long_fields({f"f:{'x' * 31}": {}}), FIELDS),
+        ("managedFields", long_fields({"f:a": {f"f:{'x' * 31}": {}}}), FIELDS),
+        ("managedFields", long_fields({"f:a": {"f:b": {"f:c": {}}}}), FIELDS),
+        ("managedFields", long_fields({f"f:{number}": {} for number in range(17)}), FIELDS),
+        ("managedFields", long_fields({"f:a": {f"f:{n}": {} for n in range(9)}}), FIELDS),
+    ],
+)
+def test_other_metadata_of_objects_is_refused_but_stays_where_it_is(
+    whole: dict[str, Any], name: str, value: object, message: str
+) -> None:
+    new = with_metadata(whole, **{name: value})
+    assert admission_policy.denied_object(new) == [message]
+    assert admission_policy.denied_object(new, old=whole) == [message]
+    assert admission_policy.denied_object(new, old=new) == []
+
+
+def test_an_object_has_only_so_many_managers() -> None:
+    for count, denials in ((16, []), (17, [FIELDS])):
+        new = with_metadata(LEASE, managedFields=long_fields({}) * count)
+        assert admission_policy.denied_object(new) == denials
+
+
+@pytest.mark.parametrize(
+    ("whole", "name"),
+    [
+        (CONFIG_MAP, "muster-nats-ca"),
+        (CONFIG_MAP, "muster-accounts"),
+        (CONFIG_MAP, "muster-labeler"),
+        (LEASE, "muster-health"),
+        (LEASE, "muster-inventory"),
+        (LEASE, "labeler"),
+    ],
+)
+def test_objects_of_other_names_are_refused(whole: dict[str, Any], name: str) -> None:
+    new = with_metadata(whole, name=name)
+    assert admission_policy.denied_object(new) == [NAMES]
+    assert admission_policy.denied_object(new, user="somebody else") == []
+
+
+def test_the_inventory_may_get_owners_if_it_had_none() -> None:
+    (entry,) = long_fields({"f:metadata": {"f:labels": {"f:a": {}}}})
+    managed = [{**entry, "manager": "before-first-apply"}]
+    new = with_metadata(CONFIG_MAP, managedFields=managed)
+    assert admission_policy.denied_object(new, old=CONFIG_MAP) == []
+    old = with_metadata(CONFIG_MAP, managedFields=long_fields({}))
+    assert admission_policy.denied_object(new, old=old) == [FIELDS]
+
+
+def test_the_lease_has_the_name_that_the_chart_gives_it() -> None:
+    rendered = manifests.of_chart({"fullnameOverride": "gpus"}, namespace="here")
+    found = {(each["kind"], each["metadata"]["name"]): each for each in rendered}
+    policy = found["ValidatingAdmissionPolicy", "gpus-labeler-objects"]
+    pod = found["Deployment", "gpus-labeler"]["spec"]["template"]["spec"]
+    env = {each["name"]: each.get("value") for each in pod["containers"][0]["env"]}
+    user = f"system:serviceaccount:here:{pod['serviceAccountName']}"
+    named = with_metadata(LEASE, name=env["MUSTER_LABELER__LEASE__NAME"])
+    denials = [
+        admission_policy.denied_object(each, user=user, policy=policy)
+        for each in (named, CONFIG_MAP, LEASE)
+    ]
+    assert denials == [[], [], [NAMES]]

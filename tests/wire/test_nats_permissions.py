@@ -110,7 +110,7 @@ def test_a_reader_cannot_make_itself_the_consumer_of_a_service(tmp_path: Path) -
             config = {"durable_name": "health", "ack_policy": "explicit"}
             request = json.dumps({"stream_name": "MUSTER_EVENTS", "config": config}).encode()
             answer = await reader.request(
-                f"{permissions.READER_API}.CONSUMER.CREATE.MUSTER_EVENTS", request
+                f"{permissions.IMPORTED_API}.CONSUMER.CREATE.MUSTER_EVENTS", request
             )
             assert json.loads(answer.data)["error"]["code"] == 400
         async with shipped_nats.client(server, "admin") as admin:
@@ -245,7 +245,7 @@ def test_abandoned_consumers_of_a_reader_are_removed(tmp_path: Path) -> None:
                 for config in (passing, pushing, *[forever] * 299):
                     request = json.dumps({"stream_name": stream, "config": config}).encode()
                     await reader.request(
-                        f"{permissions.READER_API}.CONSUMER.CREATE.{stream}", request
+                        f"{permissions.IMPORTED_API}.CONSUMER.CREATE.{stream}", request
                     )
         async with (
             shipped_nats.client(server, "admin") as admin,
@@ -275,18 +275,19 @@ async def counted(request: js.JetStreamContext, stream: str) -> int:
     return (await request.stream_info(stream)).state.consumer_count
 
 
-def test_no_answer_to_a_reader_leaves_its_account(tmp_path: Path) -> None:
+@pytest.mark.parametrize("user", ["reader", "labeler"])
+def test_no_answer_to_a_reader_leaves_its_account(tmp_path: Path, user: str) -> None:
     """JetStream does not check the rights to a request's reply subject."""
 
     async def story(server: local.NatsServer) -> None:
         async with (
-            shipped_nats.client(server, "reader") as reader,
+            shipped_nats.client(server, user) as reader,
             shipped_nats.client(server, "admin") as admin,
         ):
             jetstream = admin.raw.jetstream()
             await jetstream.publish("muster.alert.node-a.critical.x", b"{}")
             api, targets = (
-                permissions.READER_API,
+                permissions.IMPORTED_API,
                 [
                     *(f"$JS.API.STREAM.{verb}.MUSTER_ALERTS" for verb in ("PURGE", "DELETE")),
                     *("$KV.muster_leader.health", "$KV.muster_state.node-a.p"),
@@ -310,7 +311,7 @@ def test_no_answer_to_a_reader_leaves_its_account(tmp_path: Path) -> None:
                 # an answer without a body: the consumer has nothing more
                 for _ in range(2):
                     await reader.raw.publish(pull, b'{"batch":1,"no_wait":true}', reply=target)
-            inbox = f"{permissions.inbox('reader')}.end"
+            inbox = f"{permissions.inbox(user)}.end"
             answered = await reader.raw.subscribe(inbox)
             await reader.raw.publish(pull, b'{"batch":1,"no_wait":true}', reply=inbox)
             await answered.next_msg(timeout=10)
@@ -320,7 +321,8 @@ def test_no_answer_to_a_reader_leaves_its_account(tmp_path: Path) -> None:
     shipped_nats.run(tmp_path, story)
 
 
-def test_no_consumer_of_a_reader_pushes_to_a_service(tmp_path: Path) -> None:
+@pytest.mark.parametrize("user", ["reader", "labeler"])
+def test_no_consumer_of_a_reader_pushes_to_a_service(tmp_path: Path, user: str) -> None:
     """JetStream pushes only to subjects that somebody has subscribed to without wildcards."""
     targets = [
         *("$KV.muster_state.node-a.p", "muster.outbox.ops"),
@@ -331,7 +333,7 @@ def test_no_consumer_of_a_reader_pushes_to_a_service(tmp_path: Path) -> None:
 
     async def story(server: local.NatsServer) -> None:
         async with (
-            shipped_nats.client(server, "reader") as reader,
+            shipped_nats.client(server, user) as reader,
             shipped_nats.client(server, "health") as health,
             shipped_nats.client(server, "plugin_node-a") as plugin,
             shipped_nats.client(server, "admin") as admin,
@@ -354,7 +356,7 @@ def test_no_consumer_of_a_reader_pushes_to_a_service(tmp_path: Path) -> None:
                 }
                 request = json.dumps({"stream_name": "MUSTER_ALERTS", "config": config}).encode()
                 made = await reader.request(
-                    f"{permissions.READER_API}.CONSUMER.CREATE.MUSTER_ALERTS", request
+                    f"{permissions.IMPORTED_API}.CONSUMER.CREATE.MUSTER_ALERTS", request
                 )
                 names.append(json.loads(made.data)["name"])
             # a consumer that pushes to its maker's inbox does so within these
@@ -373,10 +375,14 @@ def test_no_consumer_of_a_reader_pushes_to_a_service(tmp_path: Path) -> None:
     shipped_nats.run(tmp_path, story)
 
 
+DEAD_LETTERS = f"$JS.API.STREAM.INFO.{streams.DEAD_LETTERS.name}"
+"""A request of the notifier's whose answer is short enough for the bucket of a lock."""
+
+
 def test_an_answer_redirected_to_the_lock_does_not_hold_it(tmp_path: Path) -> None:
     async def story(server: local.NatsServer) -> None:
         async with (
-            shipped_nats.client(server, "labeler") as labeler,
+            shipped_nats.client(server, "notifier") as notifier,
             shipped_nats.client(server, "admin") as admin,
             bus.Bus(shipped_nats.address(server, "health"), producer="h", name="t") as health,
         ):
@@ -394,7 +400,7 @@ def test_an_answer_redirected_to_the_lock_does_not_hold_it(tmp_path: Path) -> No
                 )
 
             ours = await claim(b"us", 0)
-            await labeler.raw.publish("$JS.API.STREAM.INFO.MUSTER_EVENTS", b"", reply=lock)
+            await notifier.raw.publish(DEAD_LETTERS, b"", reply=lock)
             jetstream = admin.raw.jetstream()
             while (await jetstream.get_last_msg("KV_muster_leader", lock)).data == b"us":
                 await asyncio.sleep(0.01)
@@ -409,17 +415,15 @@ def test_an_answer_redirected_to_the_lock_does_not_hold_it(tmp_path: Path) -> No
 def test_answers_redirected_to_the_bucket_of_a_lock_do_not_fill_it(tmp_path: Path) -> None:
     async def story(server: local.NatsServer) -> None:
         async with (
-            shipped_nats.client(server, "labeler") as labeler,
+            shipped_nats.client(server, "notifier") as notifier,
             shipped_nats.client(server, "admin") as admin,
         ):
             for bucket in (streams.LEADER, streams.TENURE):
                 for key in ("x", "health.x", "notifier.x"):
                     target = f"$KV.{bucket.name}.{key}"
-                    await labeler.raw.publish(
-                        "$JS.API.STREAM.INFO.MUSTER_EVENTS", b"", reply=target
-                    )
+                    await notifier.raw.publish(DEAD_LETTERS, b"", reply=target)
                 own = f"$KV.{bucket.name}.{bucket.lock_key}"
-                await labeler.raw.publish("$JS.API.STREAM.INFO.MUSTER_EVENTS", b"", reply=own)
+                await notifier.raw.publish(DEAD_LETTERS, b"", reply=own)
                 # the answers arrive in order
                 jetstream = admin.raw.jetstream()
                 stream = f"KV_{bucket.name}"

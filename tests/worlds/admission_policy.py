@@ -38,6 +38,33 @@ def denied(
     return refused(policy["validations"], known, variables=variables)
 
 
+def denied_object(
+    new: dict[str, Any],
+    *,
+    old: dict[str, Any] | None = None,
+    user: str = LABELER,
+    policy: dict[str, Any] | None = None,
+) -> list[str]:
+    """Return what the policy for other objects than nodes says against a new or changed one.
+
+    `policy` is the one of the base by default.
+    """
+    if policy is None:
+        policy = next(
+            document
+            for document in yaml.safe_load_all(FILE.read_text())
+            if document["metadata"]["name"] == "muster-labeler-objects"
+        )
+    operation = "CREATE" if old is None else "UPDATE"
+    kind = {"kind": new["kind"]}
+    request = {"operation": operation, "userInfo": {"username": user}, "kind": kind}
+    known: dict[str, Any] = {"request": request, "object": new, "oldObject": old}
+    spec = policy["spec"]
+    if not all(_value(rule["expression"], known) for rule in spec["matchConditions"]):
+        return []
+    return refused(spec["validations"], known, variables=spec["variables"])
+
+
 def refused(
     rules: list[dict[str, str]], known: dict[str, Any], *, variables: list[dict[str, str]]
 ) -> list[str]:

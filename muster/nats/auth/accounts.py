@@ -51,7 +51,7 @@ class Role(enum.StrEnum):
 
 CENTRAL: Final = (Role.HEALTH, Role.LABELER, Role.NOTIFIER, Role.CONSOLE, Role.ADMIN)
 """The roles with a single user."""
-ADDED: Final = ("readers", Role.CONSOLE.value)
+ADDED: Final = ("readers", "labelers", Role.CONSOLE.value)
 """Keys that the first version did not have; an older installation gets each of them."""
 ANSWER: Final = "answer"
 CHANGEABLE: Final = (ANSWER, *Role)
@@ -63,6 +63,7 @@ KINDS: Final[Mapping[str, nkeys.Kind]] = {
     "muster": nkeys.Kind.ACCOUNT,
     "plugins": nkeys.Kind.ACCOUNT,
     "readers": nkeys.Kind.ACCOUNT,
+    "labelers": nkeys.Kind.ACCOUNT,
     "gate": nkeys.Kind.USER,
     ANSWER: nkeys.Kind.ACCOUNT,
     **{role.value: nkeys.Kind.ACCOUNT for role in Role},
@@ -80,6 +81,7 @@ class Keys:
     muster: nkeys.Key
     plugins: nkeys.Key
     readers: nkeys.Key
+    labelers: nkeys.Key
     gate: str
     """The only user of the account AUTH."""
     answers: Sequence[str]
@@ -109,6 +111,7 @@ def derive(ring: Keyring, *, random: Random, at: float) -> dict[str, str]:
         muster=newest["muster"],
         plugins=newest["plugins"],
         readers=newest["readers"],
+        labelers=newest["labelers"],
         gate=newest["gate"].public,
         answers=[key.public for key in ring[ANSWER]],
         roles={role: [key.public for key in ring[role]] for role in Role},
@@ -132,7 +135,8 @@ def derive(ring: Keyring, *, random: Random, at: float) -> dict[str, str]:
 
 def owner(role: Role) -> str:
     """Return the name of the account of a role's users."""
-    return {Role.NODE: "plugins", Role.READER: "readers"}.get(role, "muster")
+    owners = {Role.NODE: "plugins", Role.READER: "readers", Role.LABELER: "labelers"}
+    return owners.get(role, "muster")
 
 
 def credentials(
@@ -201,6 +205,7 @@ def configuration(keys: Keys, sentinel: str, *, at: float) -> str:
         (keys.auth, _auth(keys)),
         (keys.plugins, _plugins(keys)),
         (keys.readers, _readers(keys)),
+        (keys.labelers, _labeler(keys)),
         (keys.muster, _muster(keys)),
     )
     operator = {"type": "operator", "version": _VERSION, "system_account": keys.system.public}
@@ -274,20 +279,35 @@ def _plugins(keys: Keys) -> Claims:
     return {"name": permissions.PLUGINS, "nats": _kind("account") | held}
 
 
-def _readers(keys: Keys) -> Claims:
+def _labeler(keys: Keys) -> Claims:
+    held = {
+        "limits": _limits(),
+        "imports": [
+            _from(keys.muster, _service(permissions.LABELS)),
+            *_imported_requests(keys, permissions.LABELER),
+        ],
+        "signing_keys": _signers(keys, [Role.LABELER]),
+    }
+    return {"name": permissions.LABELER, "nats": _kind("account") | held}
+
+
+def _imported_requests(keys: Keys, account: str) -> list[Claims]:
     requests = zip(
-        permissions.reader_requests(),
-        permissions.reader_requests(permissions.READER_API),
+        permissions.imported_requests(account),
+        permissions.imported_requests(account, permissions.IMPORTED_API),
         strict=True,
     )
-    imports = [
+    return [
         _from(keys.muster, _service(theirs), to=ours.replace("*", "$1"))
         for theirs, ours in requests
     ]
+
+
+def _readers(keys: Keys) -> Claims:
     held = {
         "limits": _limits() | _READERS_LIMITS,
         "exports": [_service(permissions.HEARTBEATS)],
-        "imports": imports,
+        "imports": _imported_requests(keys, permissions.READERS),
         "signing_keys": _signers(keys, [Role.READER]),
     }
     return {"name": permissions.READERS, "nats": _kind("account") | held}
@@ -316,8 +336,8 @@ def _muster(keys: Keys) -> Claims:
     held = {
         "limits": _limits() | stored,
         "exports": [
-            *map(_service, permissions.REPORTS),
-            *map(_request, permissions.reader_requests()),
+            *map(_service, (*permissions.REPORTS, permissions.LABELS)),
+            *map(_request, permissions.imported_requests(permissions.READERS)),
         ],
         "imports": imports,
         "signing_keys": _signers(keys, [role for role in Role if owner(role) == "muster"]),

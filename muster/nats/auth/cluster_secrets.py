@@ -31,6 +31,8 @@ _PASSWORD: Final = re.compile(r"(?!\d+$)[A-Za-z0-9_.~-]+")
 _PEM: Final = re.compile(r"-----BEGIN ([A-Z ]+)-----\s([A-Za-z0-9+/=\s]+)-----END \1-----")
 _READER_NAME: Final = "cluster"
 _NEEDED: Final = (accounts.Role.HEALTH, accounts.Role.LABELER, accounts.Role.NOTIFIER)
+_MOVED: Final = (accounts.Role.READER, accounts.Role.LABELER)
+"""The roles whose users were in muster's account in the first version."""
 _ADDED: Final = tuple(f"{key}.seed" for key in accounts.ADDED)
 
 
@@ -256,9 +258,10 @@ def _plan_keys(wanted: Wanted, existing: Existing) -> tuple[Step, ...]:
         current = {None, rights()}
         held = [part for part in wanted.signed if part in existing]
         old = [part for part in held if existing[part].version not in current]
-        reader = wanted.credentials(accounts.Role.READER)
-        if reader in existing and not _is_of_readers(existing[reader], existing[wanted.seeds]):
-            old.append(reader)
+        for role in _MOVED:
+            part = wanted.credentials(role)
+            if part in existing and not _is_of_owner(role, existing[part], existing[wanted.seeds]):
+                old.append(part)
         return (
             *(Step(part, Origin.KEYS) for part in old),
             *_create(parts, existing, Origin.KEYS),
@@ -276,9 +279,9 @@ def _plan_keys(wanted: Wanted, existing: Existing) -> tuple[Step, ...]:
     return (Step(wanted.seeds, Origin.SEEDS),)
 
 
-def _is_of_readers(credentials: Stored, seeds: Stored) -> bool:
-    """Return whether a reader's credentials are of the account READERS: old ones are not."""
-    account = ring(seeds)[accounts.owner(accounts.Role.READER)][0].public
+def _is_of_owner(role: accounts.Role, credentials: Stored, seeds: Stored) -> bool:
+    """Return whether credentials are of the account that owns their role now."""
+    account = ring(seeds)[accounts.owner(role)][0].public
     return nkeys.read_creds(credentials.data["nats.creds"]).account == account
 
 

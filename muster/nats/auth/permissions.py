@@ -21,12 +21,19 @@ PLUGINS: Final = "PLUGINS"
 rights, so in muster's account a plugin could write to any bucket.
 """
 READERS: Final = "READERS"
-"""The account of outside tools, separate for the same reason: JetStream sends messages and statuses
-to the reply subject of a request without checking rights, and so to its own API.
+"""The account of outside tools."""
+LABELER: Final = "LABELER"
+"""The labeler's account."""
+READING: Final = (READERS, LABELER)
+"""The accounts that import requests to JetStream. They are separate for the same reason: JetStream
+sends messages and statuses to the reply subject of a request without checking rights, and so to its
+own API.
 """
 API: Final = "$JS.API"
-READER_API: Final = "$JS.muster.API"
-"""The prefix of a reader's JetStream requests: that of the JetStream domain `muster`."""
+IMPORTED_API: Final = "$JS.muster.API"
+"""The prefix of these requests: that of the JetStream domain `muster`."""
+LABELS: Final = "muster.label.>"
+"""The subject of the labeler's decisions."""
 HEARTBEATS: Final = "muster.heartbeat.>"
 """The subject of all heartbeats. Readers also get them through a service: nats-server exports no
 stream of messages that an account has itself got through one (server/client.go, processMsgResults;
@@ -188,11 +195,9 @@ def labeler() -> Grant:
     """Return the rights of the labeler."""
     return _grant(
         "labeler",
-        publish=(
-            "muster.label.>",
-            *_follows(),
-        ),
-        publish_denied=_of_durables(),
+        account=LABELER,
+        publish=(LABELS, *imported_requests(LABELER, IMPORTED_API)),
+        publish_denied=_of_durables(IMPORTED_API),
     )
 
 
@@ -228,19 +233,22 @@ def reader(name: str) -> Grant:
     return _grant(
         f"reader_{name}" if name else "reader",
         account=READERS,
-        publish=reader_requests(READER_API),
-        publish_denied=_of_durables(READER_API),
+        publish=imported_requests(READERS, IMPORTED_API),
+        publish_denied=_of_durables(IMPORTED_API),
         subscribe=(HEARTBEATS,),
     )
 
 
-def is_reader(user: str) -> bool:
-    """Return whether a user has the rights of an outside tool."""
-    return user == "reader" or user.startswith("reader_")
+def api(user: str) -> str:
+    """Return the prefix of a user's requests to JetStream."""
+    is_reader = user == "reader" or user.startswith("reader_")
+    return IMPORTED_API if is_reader or user == "labeler" else API
 
 
-def reader_requests(api: str = API) -> tuple[str, ...]:
-    """Return the subjects of a reader's JetStream requests: those that begin with `api`."""
+def imported_requests(account: str, api: str = API) -> tuple[str, ...]:
+    """Return the subjects of the JetStream requests that an account imports, with this prefix."""
+    if account == LABELER:
+        return _follows(api)
     letters = streams.DEAD_LETTERS.name
     return (
         *_follows(api),
@@ -262,7 +270,7 @@ def console() -> Grant:
     return _grant(
         "console",
         publish=(
-            *reader_requests(),
+            *imported_requests(READERS),
             *_writes(streams.SILENCES),
             *("muster.outbox.>", "muster.audit.>"),
             f"$JS.API.STREAM.PURGE.{streams.DEAD_LETTERS.name}",

@@ -14,14 +14,16 @@ from muster.nats.auth.permissions import (
     CLOSED,
     CONNECTIONS,
     DISCONNECT,
+    LABELER,
+    LABELS,
     LIMITED,
     PLUGIN_PAYLOAD_MAX,
     PLUGIN_SUBSCRIPTIONS_MAX,
     PLUGINS,
-    READER_API,
     READER_PAYLOAD_MAX,
     READER_SUBSCRIPTIONS_MAX,
     READERS,
+    READING,
     Grant,
 )
 
@@ -51,6 +53,14 @@ _PLUGINS_LIMITS: Final = f"""\
 _READERS_LIMITS: Final = f"""\
     # of each connection
     limits: {{max_payload: {READER_PAYLOAD_MAX}, max_subscriptions: {READER_SUBSCRIPTIONS_MAX}}}
+"""
+_HEARTBEATS: Final = f"""\
+    exports: [
+      {{service: "{permissions.HEARTBEATS}", accounts: [MUSTER]}}
+    ]
+"""
+_LABELS: Final = f"""\
+      {{service: {{account: MUSTER, subject: "{permissions.LABELS}"}}}}
 """
 _PLUGINS_SHARES: Final = """\
     exports: [
@@ -121,31 +131,35 @@ def accounts_conf(grants: Iterable[Grant]) -> str:
         f"{_longer(EXPORTS, exports)}  }}\n{asked}"
         f"  {PLUGINS} {{\n{_PLUGINS_LIMITS}{_users(PLUGINS, held)}{_PLUGINS_SHARES}  }}\n"
         f"  {ACCOUNT} {{\n    jetstream: enabled\n{_users(ACCOUNT, held)}"
-        f"{_longer(_TO_PLUGINS, _reader_exports())}{_longer(IMPORTS, imports)}  }}\n"
-        f"  {READERS} {{\n{_READERS_LIMITS}{_users(READERS, held)}{_reader_shares()}  }}\n}}\n"
+        f"{_longer(_TO_PLUGINS, _request_exports())}{_longer(IMPORTS, imports)}  }}\n"
+        f"  {READERS} {{\n{_READERS_LIMITS}{_users(READERS, held)}"
+        f"{_HEARTBEATS}{_request_imports(READERS)}  }}\n"
+        f"  {LABELER} {{\n{_users(LABELER, held)}"
+        f"{_longer(_request_imports(LABELER), _LABELS)}  }}\n}}\n"
     )
 
 
-def _reader_exports() -> str:
-    """Return the JetStream requests that muster's account exports to readers."""
-    lines = list[str]()
-    for request in permissions.reader_requests():
+def _request_exports() -> str:
+    """Return what muster's account exports to accounts that read: requests to JetStream."""
+    lines = [f'      {{service: "{LABELS}", accounts: [{LABELER}]}}\n']
+    for request in permissions.imported_requests(READERS):
         kind = "response: stream, " if permissions.has_many_answers(request) else ""
-        lines.append(f'      {{service: "{request}", {kind}accounts: [{READERS}]}}\n')
+        readers = [a for a in READING if request in permissions.imported_requests(a)]
+        lines.append(f'      {{service: "{request}", {kind}accounts: [{", ".join(readers)}]}}\n')
     return "".join(lines)
 
 
-def _reader_shares() -> str:
-    """Return what the readers' account exports and imports."""
-    subjects = zip(
-        permissions.reader_requests(), permissions.reader_requests(READER_API), strict=True
+def _request_imports(account: str) -> str:
+    requests = zip(
+        permissions.imported_requests(account),
+        permissions.imported_requests(account, permissions.IMPORTED_API),
+        strict=True,
     )
-    heartbeats = f'      {{service: "{permissions.HEARTBEATS}", accounts: [{ACCOUNT}]}}\n'
     lines = [
         f'      {{service: {{account: {ACCOUNT}, subject: "{theirs}"}}\n       to: "{ours}"}}\n'
-        for theirs, ours in subjects
+        for theirs, ours in requests
     ]
-    return f"    exports: [\n{heartbeats}    ]\n    imports: [\n{''.join(lines)}    ]\n"
+    return f"    imports: [\n{''.join(lines)}    ]\n"
 
 
 def _callout(grants: Iterable[Grant]) -> str:

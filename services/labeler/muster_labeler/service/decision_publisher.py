@@ -33,7 +33,8 @@ _DROPPED: Final = metrics.counter(
     ("bus", "kubernetes"),
 )
 _COMPONENT: Final = "muster-labeler"
-_MESSAGE_MAX: Final = 1024
+MESSAGE_MAX: Final = 1024
+"""The maximum number of characters that the admission policy allows in a message."""
 _REASONS: Final = {
     decisions.Action.SUGGEST: ("Normal", "LabelsSuggested"),
     decisions.Action.APPLY: ("Normal", "LabelsApplied"),
@@ -98,7 +99,7 @@ class ClusterRecords:
             },
             "type": kind,
             "reason": reason,
-            "message": escaping.plain(f"{labels or 'no label'}: {decision.reason}"[:_MESSAGE_MAX]),
+            "message": escaping.plain(f"{labels or 'no label'}: {decision.reason}"[:MESSAGE_MAX]),
             "source": {"component": _COMPONENT},
             "reportingComponent": _COMPONENT,
             "firstTimestamp": at,
@@ -287,7 +288,7 @@ def condition_of(verdicts: Mapping[str, Verdict]) -> Condition:
     message = ", ".join(f"{name}: {shown[name]}" for name in sorted(shown))
     first = shown[min(shown)] if shown else Verdict.UNREACHABLE
     reason = "".join(word.capitalize() for word in first.split("_"))
-    return Condition(status=status, reason=reason, message=message[:_MESSAGE_MAX])
+    return Condition(status=status, reason=reason, message=message[:MESSAGE_MAX])
 
 
 def condition_patch(node: str, uid: str, wanted: Condition, *, at: datetime) -> dict[str, object]:
