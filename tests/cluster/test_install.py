@@ -113,10 +113,46 @@ def test_the_labeler_writes_labels_of_accelerators_and_nothing_else(installed: C
     code, output = _patch(installed, {"metadata": {"labels": {KEY: "h100"}}})
     assert code == 0, output
     ours = {**condition, "type": "DevicePluginHealthy"}
+    for long in ({"message": "x" * 1025}, {"reason": "x" * 129}):
+        changed = {"status": {"conditions": [{**ours, **long}]}}
+        code, output = _patch(installed, changed, "--subresource=status")
+        assert (code, POLICY in output) == (1, True), output
     code, output = _patch(installed, {"status": {"conditions": [ours]}}, "--subresource=status")
     assert code == 0, output
     node = json.loads(installed.good("get", "node", NODE, "-o", "json"))
     assert node["metadata"]["labels"][KEY] == "h100"
+
+
+def test_the_labeler_creates_objects_of_its_own_names_and_no_others(installed: Cluster) -> None:
+    def create(kind: str, name: str, namespace: str, **more: object) -> tuple[int, str]:
+        group = "coordination.k8s.io/v1" if kind == "Lease" else "v1"
+        metadata = {"name": name, "namespace": namespace}
+        made = {"apiVersion": group, "kind": kind, "metadata": metadata, **more}
+        # the API asks the policy also if nothing is to be stored
+        words = ("create", "--dry-run=server", "-f", "-", "--as", LABELER)
+        return installed.ask(*words, given=made)
+
+    def policy_holds() -> bool:
+        return create("ConfigMap", "muster-nats-ca", "muster")[0] == 1
+
+    until(policy_holds, "the admission policy for objects holds")
+    about = {"kind": "Node", "name": NODE}
+    event = {"involvedObject": about, "reason": "x", "type": "Normal"}
+    inventory = {"data": {"inventory.json": "{}"}}
+    for code, output in (
+        create("ConfigMap", "muster-accounts", "muster"),
+        create("ConfigMap", "muster-inventory", "muster", data={"other": "x"}),
+        create("Lease", "muster-health", "muster"),
+        create("Lease", "muster-labeler", "muster", spec={"holderIdentity": "x" * 257}),
+        create("Event", "x", "default", **event, message="x" * 1025),
+    ):
+        assert (code, f"{POLICY[:-1]}-objects'" in output) == (1, True), output
+    for code, output in (
+        create("ConfigMap", "muster-inventory", "muster", **inventory),
+        create("Lease", "muster-labeler", "muster", spec={"holderIdentity": "x" * 256}),
+        create("Event", "x", "default", **event, message="x" * 1024),
+    ):
+        assert code == 0, output
 
 
 def _definitions() -> list[Path]:

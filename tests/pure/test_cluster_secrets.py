@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muster.cli import keyfiles
-from muster.nats.auth import accounts, cluster_secrets
+from muster.nats.auth import accounts, cluster_secrets, nkeys
 from muster.nats.auth.cluster_secrets import Kind, Origin, Part, Step, Stored, Wanted
 
 WANTED: Final = Wanted("muster")
@@ -111,6 +111,20 @@ def test_an_older_installation_gets_the_keys_of_new_roles_first() -> None:
         "Secret muster-keys: console.seed is empty; correct it, or delete the object, so that it "
         "is created again"
     )
+
+
+@pytest.mark.parametrize("role", [accounts.Role.READER, accounts.Role.LABELER])
+def test_credentials_of_a_role_that_has_moved_to_another_account_are_signed_again(
+    role: accounts.Role,
+) -> None:
+    ring, user = cluster_secrets.ring(SEEDS), nkeys.Key(nkeys.Kind.USER, bytes(32))
+    claims = accounts.user(role, user.public, name="x", account=ring["muster"][0].public)
+    creds = nkeys.write_creds(nkeys.encode_jwt(claims, ring[role][0], at=0), user)
+    older = all_of(*KEYS)
+    older[WANTED.credentials(role)] = Stored({"nats.creds": creds})
+    assert plan(older) == [f"Secret muster-{role}-creds: KEYS"]
+    del older[WANTED.seeds]
+    assert plan(older) == []
 
 
 def test_parts_of_other_keys_are_no_beginning() -> None:

@@ -99,7 +99,7 @@ KUBECTL = {
 OUR_CONDITION = {"type": model.CONDITION, "status": "True", "reason": "x", "message": "x"}
 
 
-def ours(fields: object) -> list[dict[str, object]]:
+def ours(fields: object) -> list[dict[str, Any]]:
     """Return the managed fields of the node with some of the labeler's own."""
     entry = {"manager": model.FIELD_MANAGER, "operation": "Update", "fieldsV1": fields}
     return [KUBECTL, entry]

@@ -26,7 +26,7 @@ start.end_imports()
 
 _GROUP: Final = "muster-gate"
 _REFETCH_S: Final = 5.0
-"""The minimum time between two fetches that are triggered by tokens with an unknown key."""
+"""The minimum time after any fetch before a token with an unknown key triggers another one."""
 _WAITING_FOR_KEYS_MAX: Final = 1_000
 _LOG_INTERVAL_S: Final = 10.0
 _REQUESTS_MAX: Final = 20_000
@@ -104,7 +104,7 @@ class Gate:
             ANSWERS.labels(Reason.LATE.value).inc()
 
     async def answer(self) -> None:
-        """Answer requests until cancelled; tokens with an unknown key wait for the next fetch."""
+        """Answer requests until cancelled; one with an unknown key first waits for a fetch, if allowed."""
         clock = asyncio.get_running_loop().time
         while True:
             since, request = await self._requests.get()

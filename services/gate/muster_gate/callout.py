@@ -53,7 +53,7 @@ class _Claims(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Signing:
-    """The keys that sign answers, and the accounts that answers are issued for.
+    """The keys that sign answers (`answer`) and the users in them (`node`), and their accounts.
 
     In an installation with passwords, both keys are the same and `auth` is empty, and each answer
     lists the permissions of the plugin.
@@ -99,7 +99,7 @@ class Authorizer:
             **{account: frozenset(names) for account, names in settings.tokens.others.items()},
             settings.tokens.account: frozenset((permissions.PLUGIN, *settings.plugins)),
         }
-        """The names that the pods of each service account may use."""
+        """The plugin names that the pods of each service account may use."""
         self._connects: pacing.KeyedBuckets[str] = pacing.KeyedBuckets(
             per_s=settings.pace.per_minute / 60, burst=settings.pace.burst, keys_max=_NODES_MAX
         )
@@ -212,7 +212,7 @@ def allow(
 
 
 def deny(request: AuthRequest, reason: Reason, keys: Signing, *, at: float) -> bytes:
-    """Return the answer that denies a connection; the reason appears only in nats-server's log."""
+    """Return the answer that denies a connection; nats-server logs the reason, clients get none."""
     return _answer(request, {"error": f"muster-gate: {reason}"}, keys, at=at)
 
 

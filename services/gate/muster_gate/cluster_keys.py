@@ -34,7 +34,7 @@ class _Cached(msgspec.Struct, frozen=True):
 
 
 def api_address(configured: str) -> str:
-    """Return the URL of the API server; empty if none is configured or known."""
+    """Return the configured URL of the API server, or else the cluster's; empty outside a cluster."""
     host = os.environ.get("KUBERNETES_SERVICE_HOST", "")
     if configured or not host:
         return configured.rstrip("/")
@@ -65,7 +65,7 @@ async def fetch(rules: config.Keys, *, issuer: str, api: str, at: float) -> toke
 
 
 def cached(rules: config.Keys, *, issuer: str) -> tokens.Keyring | None:
-    """Return the cached keys; None without a usable cache for this issuer."""
+    """Return the cached keys; None if there is no usable cache for this issuer."""
     if rules.cache is None:
         return None
     try:

@@ -34,7 +34,7 @@ def derive_signing(password: bytes) -> callout.Signing:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Write the public key to the file. Raises SystemExit if an argument is invalid."""
+    """Write the public key to the file. Raises SystemExit if an argument or a file is unusable."""
     if len(arguments) != _ARGUMENTS:
         raise SystemExit("usage: python -m muster_gate.issuer PASSWORD FILE")
     _, password, file = arguments

@@ -99,7 +99,7 @@ class RateLimiter:
     def __init__(self, rates: config.Rates) -> None:
         self._rates = rates
         self._nodes: dict[str, _Node] = {}
-        """The nodes that are refused or have used part of their reserve; least recently used first.
+        """The nodes that are refused or have used part of their reserve; the longest unchanged first.
         """
         self._servers: dict[str, tuple[float, dict[int, Traffic]]] = {}
         """The open connections of each server, and when the server reported them."""
@@ -128,7 +128,7 @@ class RateLimiter:
         )
 
     def closed(self, server: str, traffic: Traffic, *, now: float) -> Violation | None:
-        """Charge the rest of a closed connection's traffic; return the violation, or None."""
+        """Charge a closed connection's traffic since its last report; return the violation, or None."""
         since_s = self._since_s(server, now)
         read_at, known = self._servers.get(server, (now, {}))
         before = known.pop(traffic.id, None) or _opened(traffic, since_s)
@@ -144,7 +144,7 @@ class RateLimiter:
             node.until = now + rest_s
 
     def connections(self) -> int:
-        """Return the number of connections in the servers' last reports."""
+        """Return the number of known open connections."""
         return sum(len(known) for _, known in self._servers.values())
 
     def refused_s(self, node: str, now: float) -> float:
@@ -263,7 +263,7 @@ class RateLimiter:
         return node
 
     def _forget(self, now: float) -> None:
-        """Remove free nodes whose reserve is full again and whose penalties ended long ago."""
+        """Remove the nodes that were neither refused nor charged within the last `burst_s`."""
         self._nodes = {
             name: node
             for name, node in self._nodes.items()

@@ -35,7 +35,7 @@ _TOKEN_MAX: Final = 4096
 """The maximum length of a token: nats-server rejects longer lines (max_control_line)."""
 _LATEST: Final = 2**40
 _MISSED_REFRESHES_MAX: Final = 2
-"""After this many failed refreshes, the API server counts as unavailable."""
+"""The API server counts as unavailable if this many refresh periods have passed without a fetch."""
 _LIFETIME_MIN_S: Final = 1.0
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=_LATEST)]
 
@@ -285,7 +285,7 @@ def _verified(
 
 
 class Reason(enum.StrEnum):
-    """Why a connection is denied, in the order of the checks."""
+    """Why a connection is denied, or why its request is not answered (`LATE`)."""
 
     UNREADABLE = "unreadable"
     """The request is invalid, or does not come from nats-server."""
@@ -294,7 +294,7 @@ class Reason(enum.StrEnum):
     ALGORITHM = "algorithm"
     """The algorithm is not RS256 or ES256, or not the key's algorithm."""
     NO_KEYS = "no_keys"
-    """There are no sufficiently recent keys, because the API server is unavailable."""
+    """No keys have been fetched yet, or they are older than `keys.age_max_s`."""
     UNKNOWN_KEY = "unknown_key"
     SIGNATURE = "signature"
     ISSUER = "issuer"
@@ -306,12 +306,12 @@ class Reason(enum.StrEnum):
     NO_NODE = "no_node"
     """The token is not bound to a pod on a node."""
     NAME = "name"
-    """The connection's name is not that of a plugin on this node."""
+    """The connection's name contains another node, or a plugin name that the pod may not use."""
     NOISY = "noisy"
     """The node exceeded its rate limit and is refused for a while (`rate_limiter`)."""
     TOO_OFTEN = "too_often"
     LATE = "late"
-    """The client has given up waiting; more clients are connecting than can be answered in time."""
+    """The request waited too long, or the queue is full: too many clients connect at the same time."""
 
 
 class Refused(Exception):

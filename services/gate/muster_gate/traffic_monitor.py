@@ -35,7 +35,7 @@ _CONNECTIONS_PER_S: Final = 5_000
 _JITTER: Final = 0.2
 """The share of a period that is random, so that gates seldom send requests at the same time."""
 _WATCHED: Final = 4
-"""How many times more often connections are read while a node is watched: floods end sooner."""
+"""How many times as often connections are read while a node is watched: floods end sooner."""
 _UNANSWERED_S: Final = 30.0
 _UNANSWERED_WAIT_S: Final = 60.0
 """The pause before a request is repeated to servers that do not answer."""
@@ -115,7 +115,7 @@ _PENALTIES: Final = msgspec.json.Decoder(tuple[_Penalty, ...])
 
 
 class TrafficMonitor:
-    """Measures the nodes' traffic over the gate's own connection, and enforces the limits."""
+    """Uses the gate's own connection to measure the nodes' traffic and to enforce the limits."""
 
     def __init__(self, limiter: rate_limiter.RateLimiter, rates: config.Rates) -> None:
         self._limiter = limiter
@@ -142,7 +142,7 @@ class TrafficMonitor:
         self._client = client
 
     async def ask(self) -> None:
-        """Request all servers' connections periodically, unless another gate has just done so."""
+        """Request all servers' reports periodically, unless another gate has just done so."""
         self._answered_at = self._now()
         while True:
             wait_s = self._asked_at + self._period_s() - self._now()
@@ -166,7 +166,7 @@ class TrafficMonitor:
         return max(read_s, self._limiter.connections() / _CONNECTIONS_PER_S)
 
     def _check_answers(self) -> None:
-        """Log once if servers do not answer, because their account settings are outdated."""
+        """Log once if no server answers; the usual cause is outdated account settings."""
         if self._client is None or not self._client.is_connected:
             self._answered_at = self._now()
         elif self._is_answered and self._now() - self._answered_at > _UNANSWERED_S:
@@ -271,7 +271,7 @@ class TrafficMonitor:
         await self._publish(permissions.PENALTIES, msgspec.json.encode(listed))
 
     async def _publish(self, subject: str, payload: bytes, *, reply: str = "") -> None:
-        """Publish a message; a lost request is sent again after the servers' next reports."""
+        """Publish a message; drop it while NATS is disconnected."""
         if self._client is not None and self._client.is_connected:
             with contextlib.suppress(*connection.LOST):
                 await self._client.publish(subject, payload, reply=reply)

@@ -1,7 +1,7 @@
 """Adapter: runs the notifier: receives and groups alerts, notifies people, and updates the ledger.
 
-At startup, it reads the ledger, the outbox, the silences and the current alerts, so that a restart
-neither loses nor repeats a notification.
+When it becomes the leader, it reads the ledger, the outbox, the silences and the current alerts, so
+that a restart neither loses nor repeats a notification.
 """
 
 from muster.service import start  # isort: skip  # before everything else
@@ -55,7 +55,7 @@ def main() -> int:
 
 
 def _checked(settings: schema.Settings) -> schema.Settings:
-    """Return the settings if every receiver can be built from them. Raises CannotStart."""
+    """Return the settings if all receivers and templates are usable. Raises CannotStart."""
     for receiver in settings.receivers:
         try:
             sender = factory.make(receiver, settings)
@@ -72,7 +72,10 @@ async def _serve(settings: schema.Settings) -> None:
 
 
 async def _serve_receivers(settings: schema.Settings) -> None:
-    """Serve until shutdown; restart with the new receivers when the receivers directory changes."""
+    """Serve until shutdown, or until another notifier replaces this one as the leader.
+
+    When the receivers directory changes, the notifier starts again with the new receivers.
+    """
     more = directory.Directory(settings.receivers_directory)
     has_changed = True
 
@@ -206,7 +209,7 @@ class _Notifier:
         return self.election.is_leader and self.problem() is None
 
     def state(self) -> probes.Answer:
-        """Return all groups, the silences, and the failing receivers."""
+        """Return, as JSON, our role, all groups, the active silences, and the state of the receivers."""
         state = {
             "acts": self.election.is_leader,
             "groups": self._machine.view(self._clock()),
@@ -218,7 +221,7 @@ class _Notifier:
         return 200, "application/json", msgspec.json.encode(state)
 
     async def lost(self) -> None:
-        """Wait until another notifier has become the leader; then resolve the alert about NATS."""
+        """Wait until another notifier leads; then wait briefly for our alert about NATS to be resolved."""
         await self.election.lost()
         await self._outage_alarm.settle()
 

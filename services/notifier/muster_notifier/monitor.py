@@ -108,11 +108,11 @@ Output = Silent | Recovered
 
 
 class Watchdog:
-    """Watches health's ticks; after our start, the first one must come within `patience_s`."""
+    """Watches health's ticks; the first must come within `patience_s` after NATS is connected."""
 
     def __init__(self, *, patience_s: float) -> None:
         self.term = 0
-        """The newest leader's term."""
+        """The newest leader's term; 0 before the first tick."""
         self.is_silent = False
         self._wait_s = patience_s
         self._holder = ""
@@ -283,7 +283,7 @@ class OwnAlerts:
         fires: bool,
         at: datetime,
     ) -> codec.CloudEvent:
-        """Return an alert whose start is the time when it first fired."""
+        """Return an event with an alert; the alert's start is when it began to fire."""
         since = self._since.setdefault(kind, at) if fires else self._since.pop(kind, at)
         number = next(self._count)
         alert = vocabulary.AlertChanged(
@@ -318,7 +318,7 @@ def _fingerprint(kind: vocabulary.AlertKind) -> str:
 
 
 def count_receivers(kinds: Mapping[str, str]) -> None:
-    """Count receivers by kind, and log if none reaches a person; `kinds` maps names to kinds."""
+    """Count and log the receivers, or warn if none reaches a person; `kinds` maps names to kinds."""
     for kind in receiver_settings.WAYS:
         _RECEIVERS.labels(kind).set(sum(1 for each in kinds.values() if each == kind))
     if set(kinds.values()) - {vocabulary.CONSOLE}:

@@ -39,7 +39,7 @@ app = cyclopts.App(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Options:
-    """Where the receiver is written.
+    """The options that all `muster notify setup` commands share.
 
     Parameters
     ----------
@@ -222,7 +222,10 @@ def _set_up(kind: str, make: Callable[[str], setup_plan.Plan], options: _Options
 
 
 def _refusal(plan: setup_plan.Plan, options: _Options) -> str | None:
-    """Return why the receiver must not be written. Raises _Unusable, Unusable and Unreachable."""
+    """Return why the receiver must not be written; None or empty if it may be.
+
+    Raises _Unusable, Unusable and Unreachable.
+    """
     if options.directory is not None:
         if plan.name in central_settings.RECEIVERS:
             return f"`muster up` has a receiver {plan.name} of its own: choose another --name"
@@ -307,7 +310,7 @@ def _write_files(plan: setup_plan.Plan, place: Path) -> int:
 
 
 async def _refusal_of_cluster(plan: setup_plan.Plan, options: _Options, context: str) -> str | None:
-    """Return why the receiver must not be written to the cluster.
+    """Return why the receiver must not be written to the cluster; empty if it may be.
 
     Raises Unreachable and Unusable.
     """

@@ -30,7 +30,7 @@ _CLOCKS_S: Final = 600.0
 
 
 class Unusable(Exception):
-    """The running notifier cannot do this; the message gives the reason."""
+    """The running notifier cannot do what the command requests; the message gives the reason."""
 
 
 def connected() -> contextlib.AbstractAsyncContextManager[bus.Bus]:

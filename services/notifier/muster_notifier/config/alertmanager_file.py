@@ -80,7 +80,7 @@ class Section:
         return Section(self.get(key) or {}, self._at(key), self._file, self._left_out, self._losses)
 
     def sections(self, key: str) -> "list[Section]":
-        """Return a list of mappings. Raises Unreadable."""
+        """Return a list of nested mappings; empty if the key is missing. Raises Unreadable."""
         return [
             Section(item, f"{self._at(key)}.{index}", self._file, self._left_out, self._losses)
             for index, item in enumerate(self.items(key))
@@ -96,7 +96,7 @@ class Section:
         return list(value)
 
     def labels(self, key: str, known: Collection[str]) -> tuple[list[str], list[str]]:
-        """Split a list of labels into those that muster's alerts have and the others."""
+        """Split a list of labels into those in `known` and the others. Raises Unreadable."""
         names = [str(name) for name in self.items(key)]
         return [name for name in names if name in known], [n for n in names if n not in known]
 
@@ -112,7 +112,7 @@ class Section:
         return posixpath.join(posixpath.dirname(self._file), path)
 
     def seconds(self, key: str) -> float:
-        """Return a duration such as `5m`. Raises Unreadable."""
+        """Return a duration such as `5m` in seconds. Raises Unreadable."""
         value = self.get(key)
         match = _DURATION.fullmatch(str(value))
         if match is None or not any(match.groups()):

@@ -103,7 +103,7 @@ class Importer:
             self.losses.append(f"route.receiver: no receiver is imported: {text}")
 
     def _receiver(self, receiver: _Section, general: _Section, index: int) -> Iterator[Tree]:
-        """Yield a receiver in the notifier's settings for each integration."""
+        """Yield a receiver in the notifier's settings for each integration that can be imported."""
         name = str(receiver.get("name", ""))
         base = _NAME.sub("-", name).strip("-_")[:50] or f"receiver-{index}"
         own: list[str] = []
@@ -256,7 +256,7 @@ def _teams(section: _Section, _: _Section) -> Tree | None:
 
 
 def _lose_access(http: _Section) -> None:
-    """Report missing credentials as a loss: a receiver that refuses messages notifies nobody."""
+    """Report access settings as losses: they are not imported, so the receiver may refuse messages."""
     for key in http.names():
         if key in _ACCESS:
             http.lose(key, "not imported: the receiver may refuse notifications without it")
@@ -330,7 +330,7 @@ def _matchers(section: _Section, key: str, equal: str, regex: str) -> list[str] 
 
 
 def _parsed(texts: Sequence[str]) -> Sequence[matching.Matcher]:
-    """Return the parsed matchers; invalid ones are reported elsewhere, with their path."""
+    """Return the parsed matchers; none if one is invalid, which is reported elsewhere."""
     try:
         return matching.parse_all(texts)
     except ValueError:
@@ -348,7 +348,10 @@ def _time_interval(named: _Section) -> Tree:
 
 
 def _range(value: object, *, is_year: bool) -> str:
-    """Return a time range as text; restore ranges such as 1:12, which YAML 1.1 reads as 72."""
+    """Return a range of weekdays, days, months or years as text.
+
+    YAML 1.1 reads a range such as 1:12 as the number 72; the range is restored from it.
+    """
     if isinstance(value, int) and value >= _MINUTES and not is_year:
         return f"{value // _MINUTES}:{value % _MINUTES}"
     return str(value)

@@ -26,7 +26,7 @@ _MASKED_MIN: Final = 6
 
 
 def alertmanager(text: bytes, source: str) -> dict[str, Any]:
-    """Return an Alertmanager file as a tree of our settings; log each left-out part once.
+    """Return an Alertmanager file as a tree of our settings; log each left-out part and loss once.
 
     Raises BadSettings.
     """
@@ -39,7 +39,10 @@ def alertmanager(text: bytes, source: str) -> dict[str, Any]:
 
 
 def translate(text: bytes, source: str) -> tuple[dict[str, Any], alertmanager_importer.Importer]:
-    """Return an Alertmanager file as a tree of our settings, and the importer with its losses."""
+    """Return an Alertmanager file as a tree of our settings, and the importer with its losses.
+
+    Raises BadSettings.
+    """
     documents = settings.parse(text, source=source)
     importer = alertmanager_importer.Importer(str(Path(source).absolute()))
     try:
@@ -83,7 +86,7 @@ def receiver(text: bytes, *, name: str, directory: Path) -> receiver_settings.Re
 
 
 def _placed(tree: object, directory: Path, problems: list[str]) -> object:
-    """Return the tree with the full path of each secret's file; add refused paths to `problems`."""
+    """Return the tree with the full path of each secret's file; list refused ones in `problems`."""
     if isinstance(tree, list):
         return [_placed(each, directory, problems) for each in tree]
     if not isinstance(tree, dict):
@@ -171,7 +174,7 @@ def secret(where: receiver_settings.Secret) -> str:
 
 
 def _inside(text: bytes, at: str) -> str:
-    """Return the value at the path `at` in a YAML file."""
+    """Return the text at the path `at` in a YAML file; empty if there is none."""
     try:
         branch: object
         (branch,) = settings.parse(text, source=at)

@@ -60,7 +60,7 @@ class Secret(msgspec.Struct, frozen=True, kw_only=True):
     env: str | None = None
 
     def __post_init__(self) -> None:
-        """Refuse a secret without a source or with two sources."""
+        """Refuse a secret without a source or with two, and `at` without a file."""
         if (self.file is None) == (self.env is None):
             raise ValueError("set exactly one of: file, env")
         if self.at is not None and self.file is None:
@@ -76,7 +76,7 @@ class Address(msgspec.Struct, frozen=True, kw_only=True):
     timeout_s: sections.Period = 5.0
 
     def __post_init__(self) -> None:
-        """Refuse a receiver without a URL or with two."""
+        """Refuse an address without a URL or with two, and a URL that contains a password."""
         if (self.url is None) == (self.url_from is None):
             raise ValueError("set exactly one of: url, url_from")
         if self.url is not None and "@" in self.url.partition("://")[2].partition("/")[0]:
@@ -111,7 +111,7 @@ class Slack(msgspec.Struct, frozen=True, kw_only=True):
     timeout_s: sections.Period = 5.0
 
     def __post_init__(self) -> None:
-        """Refuse settings that are insufficient for sending."""
+        """Refuse settings without a secret or with two, and a token without a channel."""
         if (self.token_from is None) == (self.webhook_from is None):
             raise ValueError("set exactly one of: token_from, webhook_from")
         if self.token_from is not None and not self.channel:
@@ -149,7 +149,7 @@ class Email(msgspec.Struct, frozen=True, kw_only=True):
     timeout_s: sections.Period = 20.0
 
     def __post_init__(self) -> None:
-        """Refuse an incomplete login, an invalid address, and a password in clear text."""
+        """Refuse an incomplete login, an invalid address, and a password without encryption."""
         if bool(self.username) != (self.password_from is not None):
             raise ValueError("set both username and password_from, or neither")
         for name, addresses in (("sender", (self.sender,)), ("to", self.to)):

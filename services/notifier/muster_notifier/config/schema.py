@@ -33,7 +33,7 @@ Value = TypeVar("Value")
 
 
 class Route(msgspec.Struct, frozen=True, kw_only=True):
-    """One route below the root; it inherits the settings that it does not set.
+    """One route below the root; it inherits receivers, grouping and timing that it does not set.
 
     `matchers` have Alertmanager's format: `severity="critical"`. With `continue`, the next siblings
     are tried as well.
@@ -96,7 +96,7 @@ class Times(msgspec.Struct, frozen=True, kw_only=True):
         self.interval()
 
     def interval(self) -> muting.Interval:
-        """Return the interval."""
+        """Return the parsed interval. Raises ValueError."""
         return muting.interval(
             times=[(_clock(part.start_time), _clock(part.end_time)) for part in self.times],
             weekdays=self.weekdays,
@@ -132,11 +132,11 @@ class Owners(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Watchdog(msgspec.Struct, frozen=True, kw_only=True):
-    """Raises an alert when health's ticks stop; optionally pings an external monitor."""
+    """Raises alerts when health's ticks stop or NATS fails; may also ping an external monitor."""
 
     enabled: bool = True
     patience_s: sections.Period = 60.0
-    """How long health may take to send its first tick after the notifier's start."""
+    """How long health may take to send its first tick, and how long NATS may be unusable."""
     ping: receiver_settings.Address | None = None
     ping_interval_s: sections.Period = 60.0
 
@@ -196,7 +196,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """The address of muster's console for people; notifications then have links to it."""
 
     def __post_init__(self) -> None:
-        """Refuse duplicate or unknown names, a notifier without receivers, and unusable links."""
+        """Refuse duplicate or unknown names, no or too many receivers, and an unusable console URL."""
         _refuse_unusable_console(self.console_url)
         if not 1 <= len(self.receivers) <= RECEIVERS_MAX:
             count = len(self.receivers)

@@ -13,7 +13,7 @@ from muster import escaping
 from muster_notifier.config import receiver_settings, schema
 
 SUFFIX: Final = ".yaml"
-"""The suffix of each receiver's file name, in the Secret and in `receivers_directory`."""
+"""The suffix of the files with receivers' settings, in the Secret and in `receivers_directory`."""
 _URLS: Final = ("https://", "http://")
 Tree = dict[str, object]
 

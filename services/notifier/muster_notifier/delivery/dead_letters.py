@@ -3,7 +3,8 @@
 When a notification fails again, it replaces its previous dead letter (`Nats-Rollup`): a receiver
 that is unavailable for days leaves one dead letter for each notification. A later notification that
 the receiver accepts removes the dead letters about the same alerts. If the alerts of a replayed
-dead letter still fire, its group is flushed instead; otherwise it is sent as resolved.
+dead letter still fire, its group is flushed instead; otherwise it is sent as resolved, unless the
+receiver was notified of these alerts in the meantime.
 """
 
 import hashlib
@@ -36,9 +37,10 @@ def as_of_now(
 ) -> notifications.Notification | None:
     """Return the message to send instead of a dead letter whose alerts no longer fire.
 
-    Return None if the receiver's last notification about the group covers these alerts, or lists
-    firing alerts: the group's next notification then reports their end. The message has a new id,
-    because a receiver that already has the dead letter would otherwise drop it as a repeat.
+    Return None if the receiver's last notification about the group covers these alerts, or if it
+    lists firing alerts: the group's next notification will report their end. A dead letter without
+    firing alerts is returned unchanged. Otherwise, the message has a new id, because a receiver that
+    has already got the dead letter would drop the message as a repeat.
     """
     if last is not None and (last.firing or is_covered(notification, last)):
         return None

@@ -82,7 +82,10 @@ class Dispatcher:
             tasks.create_task(self._keep_clear())
 
     async def restore(self) -> list[notifications.LedgerEntry]:
-        """Return the ledger; log unreadable entries, each of which may cause a repeated message."""
+        """Restore the workers and the list of dead letters; return the readable entries of the ledger.
+
+        Unreadable entries are logged; each of them may cause a repeated message.
+        """
         for subject in await storage.waiting_subjects(
             self._bus.link, streams.DEAD_LETTERS, dead_letters.SUBJECTS
         ):
@@ -101,7 +104,10 @@ class Dispatcher:
         return entries
 
     async def pending(self) -> list[notifications.Notification]:
-        """Return the notifications in the outbox; those without a receiver become dead letters."""
+        """Return the notifications in the outbox, except replays and tests.
+
+        Messages whose receiver does not exist become dead letters first.
+        """
         await self._remove_unknown()
         pending = []
         async for subject, body, headers in self._waiting(lambda name: name in self._workers):
@@ -116,14 +122,14 @@ class Dispatcher:
         return pending
 
     async def _keep_clear(self) -> None:
-        """Remove messages without a receiver forever, so that they do not fill the outbox."""
+        """Keep removing messages whose receiver does not exist, so that they do not fill the outbox."""
         while True:
             await asyncio.sleep(_CLEAR_S)
             await self._may_act()
             await self._remove_unknown()
 
     async def _remove_unknown(self) -> None:
-        """Make dead letters of messages without a receiver; delete those above a maximum number."""
+        """Make dead letters of messages whose receiver does not exist; if too many, delete the others."""
         known, count = {*self._workers, *self._left_out}, 0
         async for subject, body, _ in self._waiting(lambda name: name not in known):
             count += 1
@@ -139,7 +145,7 @@ class Dispatcher:
             )
 
     async def _store_as_dead_letter(self, subject: str, body: bytes) -> None:
-        """Turn a message without a receiver into a dead letter."""
+        """Turn a message whose receiver does not exist into a dead letter."""
         try:
             dead = dead_letters.dead_letter(
                 notifications.decode(body),
@@ -204,7 +210,7 @@ class Dispatcher:
             self._note_dead(subject)
 
     def _note_dead(self, subject: str) -> None:
-        """Store the subject of a dead letter by its group."""
+        """Store the subject of a dead letter under its receiver and group."""
         group, _, _ = subject.rpartition(".")
         self._dead.setdefault(group, {})[subject] = None
 

@@ -32,7 +32,7 @@ SECONDS: Final = prometheus_client.Histogram(
 
 
 def forget() -> None:
-    """Stop exporting the queue lengths of receivers that may no longer exist."""
+    """Stop exporting all queue lengths, because their receivers may no longer exist."""
     _QUEUED.clear()
 
 

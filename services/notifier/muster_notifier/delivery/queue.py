@@ -32,7 +32,7 @@ from muster_notifier.routing import notifications
 PARALLEL_MAX: Final = 4
 FAILURES_MAX: Final = 5
 TEST_EVERY_S: Final = 5
-"""The minimum seconds between test messages; the message that resolves a test is not counted."""
+"""The minimum seconds between test messages; those that resolve a test are limited separately."""
 UNKNOWN_S: Final = (30.0, 120.0, 600.0, 3600.0)
 """Delays before a message that may have arrived is resent to a receiver that shows duplicates."""
 
@@ -55,7 +55,7 @@ class Delivery:
 
     @property
     def slot(self) -> str:
-        """The name of the slot, in which one delivery is sent and only the newest one waits."""
+        """The name of its slot; in each slot, one delivery is sent, and only the newest one waits."""
         group, id_ = self.notification.group, self.notification.id
         return f"{group} {id_}" if self.is_replay or self.notification.is_test else group
 
@@ -96,14 +96,14 @@ class Postponed:
 
 @dataclass(frozen=True, slots=True)
 class Superseded:
-    """A newer notification about the same group replaces this delivery."""
+    """A newer notification replaces this delivery, or the same notification is already queued."""
 
     delivery: Delivery
 
 
 @dataclass(frozen=True, slots=True)
 class GivenUp:
-    """The delivery was refused, or retried for too long."""
+    """The delivery was refused or retried for too long, or is a test that failed or came too soon."""
 
     delivery: Delivery
     attempts: int
@@ -161,11 +161,11 @@ class DeliveryQueue:
                 return self._on_result(event, now)
 
     def tick(self, now: float) -> Sequence[Output]:
-        """Send all deliveries that are due."""
+        """Send the deliveries that are due, within the limits."""
         return self._send_due(now)
 
     def next_deadline(self) -> float | None:
-        """Return the time at which the next delivery can be sent; None if none can."""
+        """Return when the next delivery can be sent; None if none waits, or too many are being sent."""
         slot = self._first()
         if slot is None or self._sending >= self._sending_max():
             return None
@@ -173,15 +173,15 @@ class DeliveryQueue:
 
     @property
     def waiting(self) -> int:
-        """The number of deliveries in the queue."""
+        """The number of deliveries in the queue, including those being sent."""
         return len(self._slots) + sum(slot.next is not None for slot in self._slots.values())
 
     def paused_s(self, now: float) -> float:
-        """Return how long the queue is paused, after failures or at the receiver's request."""
+        """Return for how long the queue remains paused, after failures or at the receiver's request."""
         return max(0.0, self._paused_until - now)
 
     def has_group(self, group: str) -> bool:
-        """Return whether a notification about this group, other than a replay, is queued."""
+        """Return whether a notification about this group, other than a replay or test, is queued."""
         return group in self._slots
 
     def is_failing(self) -> bool:

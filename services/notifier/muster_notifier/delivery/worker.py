@@ -46,7 +46,7 @@ class _DeliveryLog:
         self._is_unavailable = False
 
     def log_availability(self, result: results.Result | None) -> None:
-        """Log once when a receiver begins to fail, and once when it recovers."""
+        """Log once when a receiver begins to fail (`result`), and once when it recovers (None)."""
         if result is not None and not self._is_unavailable:
             logs.logger().warning(
                 "receiver_unavailable",
@@ -66,7 +66,7 @@ class _DeliveryLog:
         attempts: int,
         number: int,
     ) -> None:
-        """Report that the receiver accepted a notification; `number` distinguishes replays."""
+        """Report that the receiver accepted a notification; `number` distinguishes replays and tests."""
         at = datetime.now(UTC)
         metrics.SECONDS.labels(self._name).observe(max(0.0, (at - notification.at).total_seconds()))
         metrics.NOTIFICATIONS.labels(self._name, notification.reason, "delivered").inc()
@@ -89,7 +89,7 @@ class _DeliveryLog:
         attempts: int,
         at: datetime,
     ) -> None:
-        """Report that a notification failed, and is now a dead letter."""
+        """Report that a notification failed permanently; unless it is a test, it is a dead letter."""
         metrics.NOTIFICATIONS.labels(self._name, notification.reason, "failed").inc()
         logs.logger().error(
             "notification_failed",
@@ -134,7 +134,7 @@ class Dependencies:
 
     `firing` returns which of the given alerts fire now. `put` writes to a stream, `take` reads the
     outbox, `store` writes to a bucket, `publish` publishes an event. `settle` removes the dead
-    letters that a delivered notification covers.
+    letters that a delivered notification covers. `instance` identifies this process.
     """
 
     may_act: Callable[[], Awaitable[None]]
@@ -148,7 +148,7 @@ class Dependencies:
 
 
 class ReceiverWorker:
-    """Sends to one receiver with its own queue, consumer and rate, so that none delays another."""
+    """Sends to one receiver with its own queue, consumer and rate: no receiver delays another one."""
 
     def __init__(
         self,
@@ -300,7 +300,8 @@ class ReceiverWorker:
     async def _current(self, delivery: queue.Delivery) -> notifications.Notification | None:
         """Return the notification to send now; None if there is nothing to send.
 
-        If the alerts of a replayed dead letter still fire, its group is flushed instead.
+        If the alerts of a replayed dead letter still fire, or if a notification about its group is
+        queued, the group is flushed instead.
         """
         notification = delivery.notification
         if not delivery.is_replay or notification.is_test:
@@ -337,7 +338,7 @@ class ReceiverWorker:
         *,
         attempts: int,
     ) -> None:
-        """Record the delivery in the ledger before it is removed from the outbox."""
+        """Record the delivery in the ledger, unless it is untracked; then remove it from the outbox."""
         notification = delivery.notification
         # a process that was suspended meanwhile must not overwrite its successor's entry
         await self._dependencies.may_act()

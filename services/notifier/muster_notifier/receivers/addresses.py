@@ -1,8 +1,8 @@
 """Pure: decides which addresses a request may go to.
 
 Addresses where clouds serve metadata and secrets are never allowed, nor are addresses that do not
-identify one machine, such as multicast. Every other address that IANA does not list as globally
-reachable needs the setting `reach`. An address that contains an IPv4 address, for a translator or a
+identify one machine, such as multicast, and IPv6 addresses that IANA has not assigned. Every other
+address that IANA does not list as globally reachable needs the setting `reach`. An address that contains an IPv4 address, for a translator or a
 tunnel, is allowed only if that IPv4 address is.
 """
 
@@ -118,7 +118,7 @@ _NAT64_LOCAL: Final = ipaddress.ip_network("64:ff9b:1::/48")
 _TEREDO: Final = ipaddress.ip_network("2001::/32")
 _6TO4: Final = ipaddress.ip_network("2002::/16")
 _UNICAST: Final = ipaddress.ip_network("2000::/3")
-"""All unicast addresses that IANA assigns, except the special ones."""
+"""All IPv6 unicast addresses that IANA assigns, except the special ones."""
 _SERVICES: Final = frozenset(
     network.network_address
     for network in METADATA
@@ -164,7 +164,10 @@ def _problems(address: _Address) -> Iterator[str]:
 
 
 def _problem(address: _Address) -> str:
-    """Return why an address itself is refused, without embedded ones; empty if it is allowed."""
+    """Return why an address needs `reach` or is never allowed, ignoring addresses embedded in it.
+
+    Empty if it is public.
+    """
     if _has_secrets(address):
         return _SECRETS
     if any(address in network for network in _NOT_A_MACHINE):

@@ -119,7 +119,10 @@ def _read(path: Path, settings: schema.Settings) -> tuple[Mapping[str, bytes], C
 
 
 def _names(path: Path) -> list[str]:
-    """Return the names of the files that count, without hidden files. Raises OSError."""
+    """Return the names of the files, except hidden ones, up to the limit and one more.
+
+    Raises OSError, but not if the directory does not exist.
+    """
     try:
         names = sorted(each.name for each in path.iterdir() if not each.name.startswith("."))
     except FileNotFoundError:

@@ -78,7 +78,7 @@ def make(receiver: receiver_settings.Receiver, settings: schema.Settings) -> Sen
 def _prepared(
     send: results.Send, composer: message.Composer, mask: Callable[[str], str]
 ) -> results.Send:
-    """Return a sender that adds the cluster's name to commands, and masks secrets in results.
+    """Return a sender that adds `--context` to commands if needed, and masks secrets in results.
 
     Commands are changed in the alerts, because some receivers get alerts as data. Results are
     masked, because some servers repeat the request, with its secrets, in their answer.
@@ -212,6 +212,6 @@ def _slack(
 
 
 def _alert_lifetime(settings: schema.Settings) -> timedelta:
-    """Return how long an alert fires without another push: two reminder intervals."""
+    """Return how long an alert fires without another push: twice the longest reminder interval."""
     longest = max(r.timing.repeat_interval_s for r in schema.route_tree(settings).walk())
     return timedelta(seconds=2 * longest)

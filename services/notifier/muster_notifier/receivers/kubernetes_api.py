@@ -145,11 +145,11 @@ def _note(head: str, alert: vocabulary.AlertChanged, end: str) -> str:
 
 
 class NoKubernetes(Exception):
-    """The Kubernetes API is not configured; the message names the missing setting."""
+    """The Kubernetes API is not configured, or its CA file is unusable; the message has details."""
 
 
 class LookupFailed(Exception):
-    """Kubernetes did not answer; the message gives the reason."""
+    """Kubernetes did not give a usable answer; the message gives the reason."""
 
 
 class _Metadata(msgspec.Struct, frozen=True):
@@ -165,7 +165,7 @@ class KubernetesApi:
     """A client of one cluster's Kubernetes API."""
 
     def __init__(self, settings: receiver_settings.Kubernetes) -> None:
-        """Raise NoKubernetes if the API is not configured."""
+        """Raise NoKubernetes if the API is not configured, or if its CA file is unusable."""
         url, tls = settings.url, None
         if url is None:
             host = os.environ.get("KUBERNETES_SERVICE_HOST", "")
@@ -197,7 +197,7 @@ class KubernetesApi:
         return await self._endpoint.request(method, below=path, headers=headers, body=encoded)
 
     async def annotations(self, path: str) -> Mapping[str, str]:
-        """Return an object's annotations; empty if it no longer exists. Raises LookupFailed."""
+        """Return an object's annotations; empty if it has none or is gone. Raises LookupFailed."""
         return (await self._metadata(path)).annotations or {}
 
     async def uid(self, path: str) -> str:
@@ -314,7 +314,7 @@ class Owners:
         _PENDING.set_function(lambda: len(self._pending))
 
     def look_up(self, event: codec.CloudEvent) -> None:
-        """Enqueue a look-up of the owners of an alert's pods, if the alert fires."""
+        """Enqueue a look-up of the owners of an alert's pods; cancel it if the alert is resolved."""
         alert = event.data
         assert isinstance(alert, vocabulary.AlertChanged), "only alerts have pods"
         self._pending.pop(alert.fingerprint, None)

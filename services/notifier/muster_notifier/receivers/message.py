@@ -115,7 +115,7 @@ class Composer:
         )
 
     def localized(self, notification: notifications.Notification) -> notifications.Notification:
-        """Return the notification; if needed, the commands in its advice name the cluster."""
+        """Return the notification; in a cluster, the commands in its advice get `--context CONTEXT`."""
         if not self.in_cluster:
             return notification
         return msgspec.structs.replace(
@@ -138,7 +138,8 @@ PLAIN: Final = Composer()
 def inert(notification: notifications.Notification) -> notifications.Notification:
     """Return a notification with spaces inserted into its texts, so that Markdown shows no links.
 
-    Not every client reads backslashes, and the operator's templates may contain links.
+    Not every client supports backslash escapes. The operator's templates may contain links, so only
+    the texts of alerts and groups are changed.
     """
     return msgspec.structs.replace(
         notification,
@@ -214,7 +215,7 @@ def silence(notification: notifications.Notification) -> str:
 
 
 def _device(notification: notifications.Notification) -> dict[str, str]:
-    """Return the label `device` if all firing alerts have the same; otherwise no label."""
+    """Return the label `device` if all firing alerts have the same one; otherwise no label."""
     if len(notification.firing) < len(notification.firing_ids):
         return {}
     devices = {matching.labels_of(alert).get("device", "") for alert in notification.firing}

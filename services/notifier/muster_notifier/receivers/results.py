@@ -127,7 +127,10 @@ def delay_s(attempts: int, result: Result, *, chance: float) -> float:
 
 
 def _retry_after_s(headers: Mapping[str, str]) -> float | None:
-    """Return the delay in Retry-After (RFC 9110 section 10.2.3), in seconds or as a date."""
+    """Return the delay that Retry-After requests, in seconds; None if it is missing or invalid.
+
+    Its value is a number of seconds or a date (RFC 9110 section 10.2.3).
+    """
     text = headers.get("retry-after", "").strip()
     if text.isascii() and text.isdigit():
         return min(_RETRY_AFTER_MAX_S, float(text[:9]))

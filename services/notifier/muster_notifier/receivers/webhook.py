@@ -224,7 +224,7 @@ def signing_key(secret: str) -> bytes:
 
 
 def signature_headers(keys: Sequence[bytes], *, key: str, at_s: int, body: bytes) -> dict[str, str]:
-    """Return the signature's headers; `at_s` is Unix time; `key` is the same for all attempts."""
+    """Return the signature's headers; `key` is the message's id, and `at_s` the Unix time."""
     signed = f"{key}.{at_s}.".encode() + body
     signatures = [base64.b64encode(hmac.digest(secret, signed, hashlib.sha256)) for secret in keys]
     return {

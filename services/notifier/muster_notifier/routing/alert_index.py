@@ -120,7 +120,7 @@ class AlertIndex:
         labels: Mapping[str, str],
         owners: Owners,
     ) -> Placement:
-        """Return the alert for this receiver; an owner of workloads sees only their own pods."""
+        """Return an alert's place in one group; an owner of workloads sees only their own pods."""
         receiver = key[0]
         if route is self._owners and receiver in owners:
             own = owners[receiver]

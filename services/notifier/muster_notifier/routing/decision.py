@@ -53,7 +53,7 @@ def reason_to_notify(
 
 
 def is_acknowledged_now(notified: groups.Notified | None, *, silenced: AbstractSet[str]) -> bool:
-    """Return whether all firing alerts are silenced and the receiver has not been informed yet.
+    """Return whether all alerts that the last notification lists as firing are silenced since then.
 
     The module's table does not cover this case, because it ignores silenced alerts.
     """
@@ -125,7 +125,10 @@ class NotificationBuilder:
     def _unmuted(
         self, group: groups.Group, at: datetime
     ) -> tuple[list[vocabulary.AlertChanged], list[vocabulary.AlertChanged]]:
-        """Return the firing and the resolved alerts that are not muted; record the muted ones."""
+        """Return the firing and the resolved alerts that are not muted; record muted firing alerts.
+
+        A resolved alert is never muted if the receiver was notified of it; other muted ones are dropped.
+        """
         group.muted = {}
         firing: list[vocabulary.AlertChanged] = []
         resolved: list[vocabulary.AlertChanged] = []

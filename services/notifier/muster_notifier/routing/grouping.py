@@ -57,7 +57,10 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Requested:
-    """A dead letter whose alerts still fire is replayed: its group must be flushed now."""
+    """A dead letter is replayed: its group must be flushed now.
+
+    Its alerts still fire, or another notification about its group is queued.
+    """
 
     notification: notifications.Notification
 
@@ -134,7 +137,7 @@ class Grouping:
             self._on_alert(alert, now, is_new=False)
 
     def receive(self, event: Input, now: float) -> Sequence[notifications.Notification]:
-        """Process an alert, a change that may mute alerts, or the result of a notification."""
+        """Process an alert, a mute, a clock reading or a result; return the notifications to send."""
         match event:
             case alert_index.OwnedAlert() | codec.CloudEvent(data=vocabulary.AlertChanged()):
                 self._on_alert(event, now, is_new=True)
@@ -157,7 +160,7 @@ class Grouping:
         return ()
 
     def tick(self, now: float) -> Sequence[notifications.Notification]:
-        """Flush every group that is due."""
+        """Flush every group that is due; return the notifications to send."""
         out: list[notifications.Notification] = []
         while (group := self._timers.pop(now)) is not None:
             self._timers.set(group, now + group.route.timing.group_interval_s)
@@ -166,11 +169,11 @@ class Grouping:
         return out
 
     def next_deadline(self) -> float | None:
-        """Return the time at which the next group must be flushed; None without groups."""
+        """Return the time at which the next group must be flushed; None if there are no groups."""
         return self._timers.next()
 
     def oldest_waiting_s(self, receiver: str, now: float) -> float:
-        """Return how long the receiver's oldest notification has been waiting."""
+        """Return how long the receiver's oldest notification has been waiting; 0 if none is."""
         since = self._limits.waiting_since(receiver)
         since += [
             self._clock.monotonic(group.in_flight.at, now)
@@ -204,7 +207,7 @@ class Grouping:
     def _resolved_elsewhere(
         self, alert: vocabulary.AlertChanged, present: Sequence[alert_index.Placement]
     ) -> list[alert_index.Placement]:
-        """Return the groups of a resolved alert to which its route no longer leads."""
+        """Return a resolved alert's placements in groups of the ledger that it no longer belongs to."""
         if alert.state is vocabulary.AlertState.FIRING:
             return []
         here = {placement.key for placement in present}
@@ -338,7 +341,7 @@ class Grouping:
         return [*out, *self._notify_waiting(notification.receiver, now)]
 
     def _enqueue(self, group: groups.Group, now: float) -> list[notifications.Notification]:
-        """Queue a flushed group; wait while its last notification is still in flight."""
+        """Queue a flushed group, unless a notification is in flight; replace one that is retried."""
         if group.in_flight is None:
             self._limits.enqueue(group.key, now)
             return []

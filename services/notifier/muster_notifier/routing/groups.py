@@ -35,7 +35,7 @@ class Notified:
 
     `firing` and `resolved` are fingerprints of alerts. `aspects` are those of the firing alerts
     that this notification or an earlier one mentioned.
-    `is_acknowledged` means that it reported that the whole group was silenced.
+    `is_acknowledged` means that this notification reported that the whole group was silenced.
     """
 
     firing: frozenset[str]
@@ -75,7 +75,7 @@ class Group:
     flush_at: float
     notified: Notified | None
     last_id: str
-    """The id of the last notification, even if it reported that all alerts are resolved."""
+    """The id of the last delivered notification, even if all alerts were resolved; else empty."""
     ended_at: float | None = None
     """When the receiver was last notified that all alerts are resolved."""
     alerts: dict[str, vocabulary.AlertChanged] = field(default_factory=dict)
@@ -104,7 +104,7 @@ class Group:
         return self.notified is not None and fingerprint in self.notified.firing
 
     def record_delivery(self, notification: notifications.Notification, *, at: float) -> None:
-        """Record that a notification was delivered; drop the alerts that it resolved."""
+        """Record that a notification was delivered; drop the alerts that it lists as resolved."""
         self.notified = None
         self.refusals, self.held_until, self._refused = 0, -math.inf, set()
         self.last_id = notification.id
@@ -150,7 +150,7 @@ class Group:
         return news | {f"resolved {name}" for name in notification.resolved_ids if name in known}
 
     def forget_resolved(self, *, also_notified: bool) -> None:
-        """Drop the resolved alerts that were in no notification, or all if `also_notified`."""
+        """Drop the resolved alerts that no notification lists as firing; all, if `also_notified`."""
         for alert in self.resolved():
             if also_notified or not self.was_notified_of(alert.fingerprint):
                 del self.alerts[alert.fingerprint]
@@ -260,7 +260,7 @@ class Timers:
             heapq.heappush(self._heap, (at, group.key))
 
     def next(self) -> float | None:
-        """Return the time at which the next group is flushed; None without groups."""
+        """Return the time at which the next group is flushed; None if there are no groups."""
         while self._heap:
             at, key = self._heap[0]
             group = self._find(key)

@@ -275,7 +275,7 @@ class Muting:
             self._inhibition.remove(alert.fingerprint)
 
     def observe_verdict(self, verdict: vocabulary.VerdictChanged) -> None:
-        """Record a verdict; during maintenance, a plugin's alerts are muted."""
+        """Record a verdict; maintenance mutes a plugin's alerts, except MAINTENANCE_OVERDUE."""
         plugin = verdict.node, verdict.plugin
         if verdict.verdict is vocabulary.Verdict.MAINTENANCE:
             self._maintained.add(plugin)
@@ -283,7 +283,7 @@ class Muting:
             self._maintained.discard(plugin)
 
     def observe_silence(self, change: SilenceChanged) -> None:
-        """Record a silence."""
+        """Record that a silence was added, changed or removed."""
         self._matching.clear()
         if change.silence is None:
             self._silences.pop(change.id, None)

@@ -2,8 +2,8 @@
 
 As in Alertmanager (dispatch/route.go), an alert goes down to the deepest routes that match. After a
 child that matches, its later siblings are tried only if it has `continue`; if no child matches, the
-route itself applies. A route inherits the settings that it does not set. This module also defines
-the labels of an alert and their format.
+route itself applies. A route inherits receivers, grouping and timing that it does not set, but no
+mute times. This module also defines the labels of an alert and their format.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
