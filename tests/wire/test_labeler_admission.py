@@ -463,9 +463,9 @@ def test_the_inventory_may_get_owners_if_it_had_none() -> None:
 
 def test_the_lease_has_the_name_that_the_chart_gives_it() -> None:
     rendered = manifests.of_chart({"fullnameOverride": "gpus"}, namespace="here")
-    found = {(each["kind"], each["metadata"]["name"]): each for each in rendered}
-    policy = found["ValidatingAdmissionPolicy", "gpus-labeler-objects"]
-    pod = found["Deployment", "gpus-labeler"]["spec"]["template"]["spec"]
+    by_name = {(each["kind"], each["metadata"]["name"]): each for each in rendered}
+    policy = by_name["ValidatingAdmissionPolicy", "gpus-labeler-objects"]
+    pod = by_name["Deployment", "gpus-labeler"]["spec"]["template"]["spec"]
     env = {each["name"]: each.get("value") for each in pod["containers"][0]["env"]}
     user = f"system:serviceaccount:here:{pod['serviceAccountName']}"
     named = with_metadata(LEASE, name=env["MUSTER_LABELER__LEASE__NAME"])

@@ -104,7 +104,10 @@ class Gate:
             ANSWERS.labels(Reason.LATE.value).inc()
 
     async def answer(self) -> None:
-        """Answer requests until cancelled; one with an unknown key first waits for a fetch, if allowed."""
+        """Answer requests until cancelled.
+
+        A request whose token has an unknown key first waits for a fetch, if one is allowed now.
+        """
         clock = asyncio.get_running_loop().time
         while True:
             since, request = await self._requests.get()

@@ -34,7 +34,7 @@ class _Cached(msgspec.Struct, frozen=True):
 
 
 def api_address(configured: str) -> str:
-    """Return the configured URL of the API server, or else the cluster's; empty outside a cluster."""
+    """Return the URL of the API server: as configured, or else the cluster's; empty if unknown."""
     host = os.environ.get("KUBERNETES_SERVICE_HOST", "")
     if configured or not host:
         return configured.rstrip("/")

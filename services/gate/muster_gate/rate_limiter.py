@@ -99,7 +99,7 @@ class RateLimiter:
     def __init__(self, rates: config.Rates) -> None:
         self._rates = rates
         self._nodes: dict[str, _Node] = {}
-        """The nodes that are refused or have used part of their reserve; the longest unchanged first.
+        """The nodes that are refused or have used part of their reserve; the oldest change first.
         """
         self._servers: dict[str, tuple[float, dict[int, Traffic]]] = {}
         """The open connections of each server, and when the server reported them."""
@@ -128,7 +128,7 @@ class RateLimiter:
         )
 
     def closed(self, server: str, traffic: Traffic, *, now: float) -> Violation | None:
-        """Charge a closed connection's traffic since its last report; return the violation, or None."""
+        """Charge a closed connection's traffic since the last report; return a violation or None."""
         since_s = self._since_s(server, now)
         read_at, known = self._servers.get(server, (now, {}))
         before = known.pop(traffic.id, None) or _opened(traffic, since_s)

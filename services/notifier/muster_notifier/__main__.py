@@ -209,7 +209,7 @@ class _Notifier:
         return self.election.is_leader and self.problem() is None
 
     def state(self) -> probes.Answer:
-        """Return, as JSON, our role, all groups, the active silences, and the state of the receivers."""
+        """Return our role, the groups, the active silences, and problems of receivers, as JSON."""
         state = {
             "acts": self.election.is_leader,
             "groups": self._machine.view(self._clock()),
@@ -221,7 +221,7 @@ class _Notifier:
         return 200, "application/json", msgspec.json.encode(state)
 
     async def lost(self) -> None:
-        """Wait until another notifier leads; then wait briefly for our alert about NATS to be resolved."""
+        """Wait until another notifier leads, and until our alert about NATS is resolved."""
         await self.election.lost()
         await self._outage_alarm.settle()
 

@@ -318,7 +318,7 @@ def _fingerprint(kind: vocabulary.AlertKind) -> str:
 
 
 def count_receivers(kinds: Mapping[str, str]) -> None:
-    """Count and log the receivers, or warn if none reaches a person; `kinds` maps names to kinds."""
+    """Count and log the receivers; warn if none reaches a person. `kinds` maps names to kinds."""
     for kind in receiver_settings.WAYS:
         _RECEIVERS.labels(kind).set(sum(1 for each in kinds.values() if each == kind))
     if set(kinds.values()) - {vocabulary.CONSOLE}:

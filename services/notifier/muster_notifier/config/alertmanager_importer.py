@@ -256,7 +256,7 @@ def _teams(section: _Section, _: _Section) -> Tree | None:
 
 
 def _lose_access(http: _Section) -> None:
-    """Report access settings as losses: they are not imported, so the receiver may refuse messages."""
+    """Report access settings as losses: without them, the receiver may refuse notifications."""
     for key in http.names():
         if key in _ACCESS:
             http.lose(key, "not imported: the receiver may refuse notifications without it")

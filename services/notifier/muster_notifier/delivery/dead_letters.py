@@ -39,8 +39,8 @@ def as_of_now(
 
     Return None if the receiver's last notification about the group covers these alerts, or if it
     lists firing alerts: the group's next notification will report their end. A dead letter without
-    firing alerts is returned unchanged. Otherwise, the message has a new id, because a receiver that
-    has already got the dead letter would drop the message as a repeat.
+    firing alerts is returned unchanged. Otherwise, the message has a new id: a receiver that has
+    already received the dead letter would drop it as a repeat.
     """
     if last is not None and (last.firing or is_covered(notification, last)):
         return None

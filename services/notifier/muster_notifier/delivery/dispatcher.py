@@ -82,7 +82,7 @@ class Dispatcher:
             tasks.create_task(self._keep_clear())
 
     async def restore(self) -> list[notifications.LedgerEntry]:
-        """Restore the workers and the list of dead letters; return the readable entries of the ledger.
+        """Restore the workers and the list of dead letters; return the ledger's readable entries.
 
         Unreadable entries are logged; each of them may cause a repeated message.
         """
@@ -122,14 +122,20 @@ class Dispatcher:
         return pending
 
     async def _keep_clear(self) -> None:
-        """Keep removing messages whose receiver does not exist, so that they do not fill the outbox."""
+        """Keep removing messages whose receiver does not exist.
+
+        Otherwise, they would fill the outbox.
+        """
         while True:
             await asyncio.sleep(_CLEAR_S)
             await self._may_act()
             await self._remove_unknown()
 
     async def _remove_unknown(self) -> None:
-        """Make dead letters of messages whose receiver does not exist; if too many, delete the others."""
+        """Turn messages whose receiver does not exist into dead letters.
+
+        At most `_STORED_AT_ONCE_MAX` are stored at a time; the others are deleted.
+        """
         known, count = {*self._workers, *self._left_out}, 0
         async for subject, body, _ in self._waiting(lambda name: name not in known):
             count += 1

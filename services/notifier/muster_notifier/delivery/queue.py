@@ -32,7 +32,7 @@ from muster_notifier.routing import notifications
 PARALLEL_MAX: Final = 4
 FAILURES_MAX: Final = 5
 TEST_EVERY_S: Final = 5
-"""The minimum seconds between test messages; those that resolve a test are limited separately."""
+"""The minimum seconds between test messages; those that resolve a test are counted apart."""
 UNKNOWN_S: Final = (30.0, 120.0, 600.0, 3600.0)
 """Delays before a message that may have arrived is resent to a receiver that shows duplicates."""
 
@@ -55,7 +55,7 @@ class Delivery:
 
     @property
     def slot(self) -> str:
-        """The name of its slot; in each slot, one delivery is sent, and only the newest one waits."""
+        """The name of its slot; a slot sends one delivery, and only the newest one waits in it."""
         group, id_ = self.notification.group, self.notification.id
         return f"{group} {id_}" if self.is_replay or self.notification.is_test else group
 
@@ -103,7 +103,10 @@ class Superseded:
 
 @dataclass(frozen=True, slots=True)
 class GivenUp:
-    """The delivery was refused or retried for too long, or is a test that failed or came too soon."""
+    """The delivery is not retried: it was refused, or failed for too long.
+
+    A test message is also given up after any failure, or if it came too soon after another one.
+    """
 
     delivery: Delivery
     attempts: int
@@ -165,7 +168,7 @@ class DeliveryQueue:
         return self._send_due(now)
 
     def next_deadline(self) -> float | None:
-        """Return when the next delivery can be sent; None if none waits, or too many are being sent."""
+        """Return when the next delivery can be sent; None if none waits or too many are in flight."""
         slot = self._first()
         if slot is None or self._sending >= self._sending_max():
             return None
@@ -177,11 +180,11 @@ class DeliveryQueue:
         return len(self._slots) + sum(slot.next is not None for slot in self._slots.values())
 
     def paused_s(self, now: float) -> float:
-        """Return for how long the queue remains paused, after failures or at the receiver's request."""
+        """Return for how much longer the queue pauses, after failures or at the receiver's request."""
         return max(0.0, self._paused_until - now)
 
     def has_group(self, group: str) -> bool:
-        """Return whether a notification about this group, other than a replay or test, is queued."""
+        """Return whether a notification about this group is queued; replays and tests do not count."""
         return group in self._slots
 
     def is_failing(self) -> bool:

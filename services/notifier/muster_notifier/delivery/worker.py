@@ -66,7 +66,7 @@ class _DeliveryLog:
         attempts: int,
         number: int,
     ) -> None:
-        """Report that the receiver accepted a notification; `number` distinguishes replays and tests."""
+        """Report that the receiver accepted a notification; `number` differs for each replay."""
         at = datetime.now(UTC)
         metrics.SECONDS.labels(self._name).observe(max(0.0, (at - notification.at).total_seconds()))
         metrics.NOTIFICATIONS.labels(self._name, notification.reason, "delivered").inc()
@@ -89,7 +89,7 @@ class _DeliveryLog:
         attempts: int,
         at: datetime,
     ) -> None:
-        """Report that a notification failed permanently; unless it is a test, it is a dead letter."""
+        """Report that a notification failed permanently; it is now a dead letter, unless a test."""
         metrics.NOTIFICATIONS.labels(self._name, notification.reason, "failed").inc()
         logs.logger().error(
             "notification_failed",
@@ -148,7 +148,7 @@ class Dependencies:
 
 
 class ReceiverWorker:
-    """Sends to one receiver with its own queue, consumer and rate: no receiver delays another one."""
+    """Sends to one receiver; its own queue, consumer and rate keep it from delaying the others."""
 
     def __init__(
         self,
@@ -338,7 +338,7 @@ class ReceiverWorker:
         *,
         attempts: int,
     ) -> None:
-        """Record the delivery in the ledger, unless it is untracked; then remove it from the outbox."""
+        """Record a delivery in the ledger, unless untracked; then remove it from the outbox."""
         notification = delivery.notification
         # a process that was suspended meanwhile must not overwrite its successor's entry
         await self._dependencies.may_act()

@@ -1,8 +1,8 @@
 """Pure: decides which addresses a request may go to.
 
 Addresses where clouds serve metadata and secrets are never allowed, nor are addresses that do not
-identify one machine, such as multicast, and IPv6 addresses that IANA has not assigned. Every other
-address that IANA does not list as globally reachable needs the setting `reach`. An address that contains an IPv4 address, for a translator or a
+identify one machine, such as multicast, nor unassigned IPv6 addresses. Every other address that
+IANA does not list as globally reachable needs the setting `reach`. An address that contains an IPv4 address, for a translator or a
 tunnel, is allowed only if that IPv4 address is.
 """
 

@@ -112,7 +112,7 @@ def impact(alert: vocabulary.AlertChanged, pods: int) -> str:
 
 
 def lasted(notification: notifications.Notification) -> str:
-    """Return how long the alerts have been firing: from the first start to the last end, or to now."""
+    """Return how long the alerts have been firing, or were firing before the last one ended."""
     shown = notification.firing or notification.resolved
     ends = [alert.ends_at or notification.at for alert in shown]
     until = notification.at if notification.firing else max(ends, default=notification.at)

@@ -115,7 +115,7 @@ class Composer:
         )
 
     def localized(self, notification: notifications.Notification) -> notifications.Notification:
-        """Return the notification; in a cluster, the commands in its advice get `--context CONTEXT`."""
+        """Return the notification; in a cluster, commands in its advice get `--context CONTEXT`."""
         if not self.in_cluster:
             return notification
         return msgspec.structs.replace(

@@ -83,8 +83,8 @@ def _event(
 def _first(notification: notifications.Notification) -> Json:
     """Return the part of the payload that is about the most urgent alert.
 
-    If the notification contains no firing alert, because the ids of many thousands of alerts fill it, the
-    payload describes the group.
+    If the notification contains no firing alert, because the ids of many thousands of alerts fill
+    it, the payload describes the group.
     """
     if not notification.firing:
         return {

@@ -53,7 +53,7 @@ def reason_to_notify(
 
 
 def is_acknowledged_now(notified: groups.Notified | None, *, silenced: AbstractSet[str]) -> bool:
-    """Return whether all alerts that the last notification lists as firing are silenced since then.
+    """Return whether all alerts that the last notification lists as firing are now silenced.
 
     The module's table does not cover this case, because it ignores silenced alerts.
     """

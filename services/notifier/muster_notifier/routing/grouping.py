@@ -207,7 +207,7 @@ class Grouping:
     def _resolved_elsewhere(
         self, alert: vocabulary.AlertChanged, present: Sequence[alert_index.Placement]
     ) -> list[alert_index.Placement]:
-        """Return a resolved alert's placements in groups of the ledger that it no longer belongs to."""
+        """Return a resolved alert's placements in groups of the ledger that it has left."""
         if alert.state is vocabulary.AlertState.FIRING:
             return []
         here = {placement.key for placement in present}

@@ -75,7 +75,7 @@ class Group:
     flush_at: float
     notified: Notified | None
     last_id: str
-    """The id of the last delivered notification, even if all alerts were resolved; else empty."""
+    """The id of the last delivered notification, even if all its alerts are resolved."""
     ended_at: float | None = None
     """When the receiver was last notified that all alerts are resolved."""
     alerts: dict[str, vocabulary.AlertChanged] = field(default_factory=dict)
