@@ -63,7 +63,7 @@ def main() -> int:
 
 
 async def serve(chosen: settings.Settings, source: entry.Source[settings.Settings]) -> None:
-    """Serve the node's devices until SIGTERM. Raises CannotStart."""
+    """Serve the node's devices until SIGTERM. Raises CannotStart or BadSettings."""
     node = _node(chosen)
     handing = handover.Handover(_socket_directories(chosen)[0] / _handover_socket(chosen), node)
     acquired = asyncio.Event()
@@ -93,7 +93,7 @@ async def _report(chosen: settings.Settings, node: node_wiring.Node) -> None:
 
 
 def _resolved(chosen: settings.Settings) -> object:
-    """Return the settings that apply to this node. Raises CannotStart like `serve`."""
+    """Return the settings that apply to this node. Raises CannotStart or BadSettings."""
     name, configuration = _for_this_node(chosen)
     if configuration.gpus is not None:
         from muster_plugin.gpu import evaluation  # noqa: PLC0415  # see `lean`
@@ -121,7 +121,7 @@ def _for_this_node(
 
 
 def _node(chosen: settings.Settings) -> node_wiring.Node:
-    """Create the node without scanning its devices. Raises CannotStart."""
+    """Create the node without scanning its devices. Raises CannotStart or BadSettings."""
     name, configuration = _for_this_node(chosen)
     logs.configure("plugin", level=chosen.log.level, node=name)
     if not chosen.labels and any(not isinstance(each.match, str) for each in chosen.nodes):
@@ -221,7 +221,10 @@ def _new_runner() -> machine.MachineRunner[In, Out]:
 def _gpus(
     chosen: settings.Settings, configuration: settings.NodeConfiguration, node: str
 ) -> "evaluation.GpuEvaluator | None":
-    """Return the source of the node's GPUs with their health rules; None without GPUs."""
+    """Return the source of the node's GPUs with their health rules.
+
+    None if no GPUs are configured. Raises BadSettings if the policy file cannot be used.
+    """
     if configuration.gpus is None:
         return None
     from muster_plugin.gpu import evaluation, health_state  # noqa: PLC0415  # see `lean`
@@ -361,7 +364,10 @@ class Reloader:
         await self._node.configure(configuration, config_hash=config_hash, restart=restart)
 
     async def _reload_gpu_policy(self, configuration: settings.NodeConfiguration) -> None:
-        """Load the GPU health policy and apply it. Raises ValueError or TimeoutError."""
+        """Load the GPU health policy and apply it, if GPUs are configured and watched.
+
+        Raises ValueError or TimeoutError.
+        """
         if configuration.gpus is not None and self._node.watches_gpus:
             from muster_plugin.gpu import evaluation  # noqa: PLC0415  # see `lean`
 
@@ -373,7 +379,7 @@ class Reloader:
 
 
 def _stamp(file: Path) -> _Stamp | None:
-    """Return a stamp that changes when the file is written or replaced; None if it is missing."""
+    """Return a stamp that changes when the file is written or replaced; None if unreadable."""
     try:
         status = file.stat()
     except OSError:

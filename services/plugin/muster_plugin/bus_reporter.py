@@ -35,7 +35,7 @@ class BusReporter:
         )
 
     async def run(self) -> None:
-        """Connect, and report until cancelled."""
+        """Report until cancelled, but not to the bus while a successor serves the resources."""
         metrics.register(self._node, lambda: self._reporter.heartbeat_at)
         node = self._node
         async with probes.serve(
@@ -57,7 +57,7 @@ class BusReporter:
 
     @property
     def resources(self) -> tuple[str, ...]:
-        """The names of the resources."""
+        """The names of the advertised resources."""
         return self._node.inventory.resources
 
     def heartbeat(self, sender: heartbeat_sender.Sender) -> vocabulary.Heartbeat:
@@ -88,7 +88,7 @@ class BusReporter:
         return self._node.snapshot(at)
 
     def publish_to(self, publish: Callable[[vocabulary.Event], None]) -> None:
-        """Publish all later changes with this function."""
+        """Publish the buffered events and all later events with this function."""
         self._node.event_log.publish_to(publish)
 
     def stop_reason(self) -> vocabulary.StopReason | None:

@@ -91,7 +91,7 @@ class EventLog:
         )
 
     def record_device(self, event: vocabulary.PluginEvent) -> None:
-        """Record that a device was added or removed, or that its health changed."""
+        """Record that a device was added or removed, or that its health or condition changed."""
         self.log_device(event)
         self._publish(event)
 
@@ -113,7 +113,7 @@ class EventLog:
         self._publish(event)
 
     def log_device(self, event: vocabulary.PluginEvent) -> None:
-        """Log a device change without publishing it; the snapshot contains it."""
+        """Log a device change without publishing it."""
         count = 1
         match event:
             case vocabulary.DeviceAdded(device=device):
@@ -301,7 +301,7 @@ class UpdatePublisher:
                 self.heartbeat_due.set()
 
     def name_pods(self, at: datetime) -> None:
-        """Publish faults again, once the pods that hold their devices are known."""
+        """Publish again the faults of devices whose pods have become known."""
         self.record(self._faults_without_pods.named(self._devices.pods_holding, at))
 
     def record_problems(self, problems: Iterable[str]) -> None:
@@ -390,6 +390,6 @@ class PodDevices:
                 self._plugins[resource].on_compared(displaced, rivals)
 
     def _sent_at(self, resource: str, now: float) -> float | None:
-        """Return when the device list was sent, if the kubelet has had time to process it."""
+        """Return when the device list was sent; None if the kubelet may still be processing it."""
         plugin = self._plugins.get(resource)
         return plugin.counters.sent_at if plugin and plugin.machine.has_settled(now) else None

@@ -216,7 +216,7 @@ class Node:
         )
 
     async def scan_devices(self) -> None:
-        """Scan the device nodes; publish changes, to the kubelet first."""
+        """Scan the device nodes and publish changes; those of the first scan are only logged."""
         async with self._scan_lock:
             self._planner.devices = await self._scanner.plan(
                 self._planner.resources, current_names=self.inventory.matched_devices
@@ -254,7 +254,7 @@ class Node:
         )
 
     def set_gpu_policy(self, policy: "xid_policy.Policy", health: "gpus.Health") -> None:
-        """Evaluate the health of GPUs by new rules from now on."""
+        """Evaluate the health of GPUs, if they are watched, by new rules from now on."""
         if self._gpus is not None:
             self._gpus.use_rules(policy, health)
 
@@ -294,7 +294,7 @@ class Node:
         await self.resource_plugins.run()
 
     async def _watch_devices(self) -> None:
-        """Scan the devices whenever their directories change."""
+        """Scan the devices periodically, and whenever their directories change."""
         async with self._scanner.scan_times(self._cdi_specs.directories) as scan_times:
             async for _ in scan_times:
                 await self.scan_devices()
@@ -302,7 +302,7 @@ class Node:
                     self._record_check_time(_DEVICES, time.monotonic())
 
     async def _expire_devices(self) -> None:
-        """Remove devices that have been missing for long enough."""
+        """Remove devices that have been missing or replaced for long enough."""
         clock = asyncio.get_running_loop().time
         while True:
             self._deadline_changed.clear()

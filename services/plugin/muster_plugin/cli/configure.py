@@ -286,7 +286,10 @@ def _read(file: str, options: Options) -> config_settings.Settings:
 def _on_node(
     file: str, options: Options, configuration: config_settings.Settings
 ) -> config_settings.NodeConfiguration:
-    """Return the configuration of the node that the options name. Raises BadSettings."""
+    """Return the configuration of the node that the options or the file name, if any.
+
+    Raises BadSettings.
+    """
     name = options.node or configuration.node
     try:
         node = msgspec.convert(name or "any", vocabulary.NodeName)

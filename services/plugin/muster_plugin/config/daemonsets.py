@@ -80,7 +80,7 @@ def name_of(daemonset: Manifest) -> str:
 
 
 def _label(nodes: Sequence[settings.NodeOverride]) -> tuple[str, list[str]]:
-    """Return the label's key and the values that the overrides match."""
+    """Return the label's key and the values that the overrides match. Raises Refused."""
     problems: list[str] = []
     keys: dict[str, None] = {}
     values: dict[str, None] = {}

@@ -235,7 +235,7 @@ class Health(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rena
     """How the health of GPUs is evaluated. `policy` is a file that overrides the preset.
 
     `disable` and `enable` are NVIDIA's DP_DISABLE_HEALTHCHECKS and DP_ENABLE_HEALTHCHECKS. A GPU is
-    Healthy again after `good` good polls and `cooldown_s` without a new fault.
+    Healthy again at the earliest after `good` good polls and `cooldown_s` without a new fault.
     """
 
     preset: Preset = Preset.NVIDIA_COMPATIBLE
@@ -255,8 +255,8 @@ class Gpus(errors.Checked, frozen=True, kw_only=True, omit_defaults=True, rename
     """The NVIDIA GPUs of a node, advertised as `nvidia.com/gpu` unless `resources` names them.
 
     `library` is the path of libnvidia-ml.so.1, needed if it is neither below the driver root nor
-    found by the loader. `expect` is the number of GPUs or MIG devices, not replicas, by resource.
-    `grace_s` and `registration` are the same as for any other resource.
+    found by the loader. `expect` is the minimum number of GPUs or MIG devices, not replicas, of
+    each resource. `grace_s` and `registration` are the same as for any other resource.
     """
 
     mig_strategy: MigStrategy = MigStrategy.NONE

@@ -310,7 +310,7 @@ def _usb_devices(ports: Path) -> Iterator[tuple[str, scan_result.Usb]]:
 
 
 def _numa(levels: Sequence[str]) -> int | None:
-    """Return the NUMA node of the nearest parent that has one; None if unknown (in sysfs, -1)."""
+    """Return the device's NUMA node, or its nearest parent's; None if unknown (in sysfs, -1)."""
     if levels and _VIRTUAL in levels[0]:
         return None  # not hardware, like most of /dev
     return next(

@@ -1,7 +1,7 @@
 """Adapter: scans the host's devices and checks paths in threads, because a file system may hang.
 
-Entries below /dev are scanned separately from the others. A mount that hangs therefore hides only
-its own content; for that content the last successful scan is used.
+Entries below /dev are scanned separately from the others, so that a mount that hangs does not hide
+changes in /dev. For the entries whose scan hangs, the last successful scan is used.
 """
 
 import asyncio

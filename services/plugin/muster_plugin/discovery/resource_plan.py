@@ -24,7 +24,7 @@ from muster_plugin.discovery import scan_result
 from muster_plugin.model import advertised, errors
 
 DEVICES_MAX: Final = 10_000
-"""The maximum number of ids per resource: they have to fit into one message to the kubelet."""
+"""The maximum number of ids of a rule, so that a resource's list fits into one message."""
 TOTAL_DEVICES_MAX: Final = 50_000
 """The maximum number of ids for all device nodes; with more, each scan would take seconds."""
 
@@ -37,7 +37,7 @@ _NO_NAMES: Final[Mapping[str, str]] = {}
 
 
 class PlannedResource(msgspec.Struct, frozen=True, kw_only=True):
-    """A resource with its advertised name, its rule, and its units by id."""
+    """A resource with its advertised name, its rule, and its units, sorted by id."""
 
     name: vocabulary.Name
     rule: resources.Resource
@@ -142,7 +142,7 @@ _KeyedRows = Sequence[tuple[str, resources.Group, Row]]
 def _keyed_rows(
     resource: resources.Resource, index: scan_result.NodeIndex, problems: list[str]
 ) -> _KeyedRows:
-    """Return every row with its group and the key that names its unit."""
+    """Return every row with its group and the key that names its unit; report duplicates."""
     taken: dict[str, int] = {}
     keys = []
     for number, group in enumerate(resource.groups):
@@ -256,7 +256,7 @@ def _container_path(entry: resources.Entry, match: scan_result.Match) -> str:
 
 
 def _numa(values: Iterable[int | None]) -> int | None:
-    """Return the NUMA node that all nodes share; None if they differ: a hint would be wrong."""
+    """Return the NUMA node if exactly one is known; with several, a hint would be wrong."""
     numbers = {numa for numa in values if numa is not None and numa >= 0}
     return numbers.pop() if len(numbers) == 1 else None
 

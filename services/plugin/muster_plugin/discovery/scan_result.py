@@ -5,9 +5,9 @@ and the links that lead to it. An entry matches a node only once: under the node
 that does not match, under the first link that does. With `every_name`, as in
 smarter-device-manager, each matching name is a separate match.
 
-A wildcard for a `Device` matches no directory, although generic-device-plugin passes on the content
-of directories. Nor does it match a file that a runtime cannot pass as a device node, such as a
-socket.
+Without `every_name`, a wildcard for a `Device` matches no directory, although generic-device-plugin
+passes on the content of directories. A `Device` never matches a file that a runtime cannot pass as
+a device node, such as a socket.
 """
 
 import bisect
@@ -40,7 +40,8 @@ class Kind(enum.StrEnum):
 class Usb(msgspec.Struct, frozen=True, kw_only=True):
     """A USB device at a `port` such as `1-1.4`; `dev` increases whenever it is plugged in.
 
-    Names are as in /sys/bus/usb/devices; vendor and product are four lower-case hex digits.
+    `port` is the device's name in /sys/bus/usb/devices; `vendor` and `product` are four lower-case
+    hexadecimal digits.
     """
 
     vendor: str
@@ -52,11 +53,10 @@ class Usb(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Node(msgspec.Struct, frozen=True, kw_only=True):
-    """One device node, file or directory. `links` are links that lead to it.
+    """One device node, file or directory. `links` are the scanned links that lead to it.
 
-    `subsystem`, `driver` and the ids are those of the device or, if it has none, those of its
-    nearest parent that has them. `attrs` are sysfs attributes, of the device first and then of its
-    parents.
+    `subsystem` is the device's own. `driver`, `vendor`, `product`, `serial` and each of the sysfs
+    attributes in `attrs` are those of the device or of its nearest parent that has them.
     """
 
     path: str
@@ -202,9 +202,10 @@ def _is_usable(entry: resources.Entry, node: Node, *, every_name: bool) -> bool:
 
 
 def _names_directories(entry: resources.Entry) -> bool:
-    """Return whether the entry may name a directory, because it is not a pattern.
+    """Return whether the entry's regular expression, or the last part of its path, is literal.
 
-    The container runtime then passes every device node in it.
+    Only such an entry may name a directory. The container runtime then passes every device node in
+    it.
     """
     if entry.regex:
         return _LITERAL_REGEX.fullmatch(entry.regex) is not None

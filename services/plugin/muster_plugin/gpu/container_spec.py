@@ -115,7 +115,10 @@ def missing_channel(options: gpus.ContainerOptions, present: Collection[str]) ->
 def device_nodes(
     devices: Sequence[gpu.Device], options: gpus.ContainerOptions, *, caps: Mapping[str, int]
 ) -> tuple[advertised.DeviceSpec, ...]:
-    """Return the device nodes that a container gets for these devices; empty with CDI."""
+    """Return the device nodes that a container gets for these devices.
+
+    The result is empty without `device_specs`, or if CDI provides everything.
+    """
     if not _passes_nodes(options):
         return ()
     paths = dict.fromkeys(path for device in devices for path in _nodes(device, caps))
@@ -129,7 +132,7 @@ def optional_paths(options: gpus.ContainerOptions) -> tuple[str, ...]:
 
 
 def _passes_nodes(options: gpus.ContainerOptions) -> bool:
-    """Return whether containers get device nodes; they do not if CDI provides everything."""
+    """Return whether `device_specs` is set, and CDI does not provide everything."""
     return options.device_specs and not _CDI.issuperset(options.device_list)
 
 
@@ -175,7 +178,10 @@ def _nodes(device: gpu.Device, caps: Mapping[str, int]) -> Iterator[str]:
 
 
 def _capabilities(device: gpu.Device) -> tuple[str, ...]:
-    """Return a MIG device's capabilities, as /proc/driver/nvidia-caps/mig-minors names them."""
+    """Return a MIG device's capabilities, as /proc/driver/nvidia-caps/mig-minors names them.
+
+    A whole GPU has none.
+    """
     if device.part.gi is None:
         return ()
     instance = f"gpu{device.minor}/gi{device.part.gi}"

@@ -6,6 +6,7 @@ is unknown: it neither shows a fault nor rules one out. Numbers and names are th
     fault                            | is over after
     ---------------------------------|--------------------------------------------------------------
     a state that NVML reports        | `good` polls in a row that rule it out
+    the fabric is not ready          | `good` good polls in a row that rule it out
     lost, requests a reset or reboot | `good` good polls in a row that rule it out, and quiet
     ECC errors, XID degrade          | `good` good polls in a row, and quiet
     XID unhealthy                    | the same
@@ -17,10 +18,11 @@ is unknown: it neither shows a fault nor rules one out. Numbers and names are th
     any but a failed remap, if it is | one good poll since the last fault; the poll must rule it
     reported as repaired             | out unless the fault is an XID
 
-A good poll is an answer that requests no action. Quiet means `cooldown_s` without another fault on
-the part and without an answer that requests an action. Quiet has to last `UNPROVEN_FACTOR` times as
-long if the driver cannot report a recovery action and nothing else proves a reset. It doubles each
-time the part becomes unhealthy within `FLAP_WINDOW_S` of its recovery.
+A good poll is an answer that requests no action and reports no failed remap. Quiet means
+`cooldown_s` without another fault on the part and without an answer that requests an action. Quiet
+has to last `UNPROVEN_FACTOR` times as long if the driver cannot report a recovery action and
+nothing else proves a reset. It doubles each time the part becomes unhealthy within `FLAP_WINDOW_S`
+of its recovery.
 """
 
 import enum
@@ -113,8 +115,8 @@ class Signal(msgspec.Struct, frozen=True, kw_only=True):
 class PollReading(msgspec.Struct, frozen=True, kw_only=True):
     """The signals that a poll shows, and the fault codes that it rules out.
 
-    A good poll is an answer that requests no action. A good poll is proven if the driver reports
-    that no action is needed.
+    A good poll is an answer that requests no action and reports no failed remap. A good poll is
+    proven if the driver reports that no action is needed.
     """
 
     signals: tuple[Signal, ...]
@@ -136,7 +138,7 @@ def interpret(poll: gpu.Poll, *, ecc_before: int | None = None) -> PollReading:
 
 
 def summary(poll: gpu.Poll) -> str:
-    """Return a poll's values as text, as evidence of a fault or recovery."""
+    """Return a poll's values, or its error, as text: the evidence of a fault or recovery."""
     if poll.error:
         return f"NVML answered {poll.error}"
     values = {
@@ -245,7 +247,10 @@ def _heat(poll: gpu.Poll) -> str:
 
 
 def _denied(poll: gpu.Poll) -> Iterator[str]:
-    """Yield the codes that a poll rules out; none if the poll was not answered."""
+    """Yield the codes on which a poll is conclusive: it shows these faults or rules them out.
+
+    There are none if the poll was not answered.
+    """
     if poll.error:
         return
     yield from (LOST, RESET_REQUIRED, SLOWDOWN, NVLINK)
@@ -391,5 +396,5 @@ class FlapHistory:
         return f"unhealthy again {now - self._recovered_at:.0f} s after it recovered"
 
     def on_recovered(self, now: float) -> None:
-        """Record that the part is Healthy."""
+        """Record that the part has recovered."""
         self._recovered_at = now

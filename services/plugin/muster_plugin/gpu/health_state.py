@@ -11,8 +11,9 @@ Every fault has a code and is independent of the others:
     poll: another error               | Unmonitored unanswered, after `UNANSWERED_POLLS` in a row
     poll: recovery action 1 2 4 6 7   | Unhealthy  recovery-reset, -reboot, -drain-and-reset, ...
     poll: recovery action 3 5         | Degraded   recovery-drain-p2p, recovery-imex
+    poll: unknown recovery action     | Degraded   recovery-other
     poll: remap failed                | Unhealthy  remap-failed
-    poll: fabric not completed        | Unhealthy  fabric-not-ready
+    poll: fabric not ready            | Unhealthy  fabric-not-ready
     poll: remap or retirement pending | Degraded   remap-pending, retired-pending
     poll: uncorrected ECC rises       | Degraded   ecc-uncorrected
     polls: slowed down, in a row      | Degraded   slowdown
@@ -62,11 +63,14 @@ class GpuHealth:
         self._stamp: tuple[float, datetime] | None = None
 
     def receive(self, event: _Observed, now: float) -> Sequence[gpu.FaultChange]:
-        """Return the faults that began and ended with this event."""
+        """Return the faults that the event began or ended, and those of GPUs now overdue."""
         return [*self._received(event, now), *self.tick(now)]
 
     def tick(self, now: float) -> Sequence[gpu.FaultChange]:
-        """Return the faults of overdue GPUs; after a stall of the process, restart deadlines."""
+        """Return the faults of GPUs that are now overdue.
+
+        After a stall of the process there are none: the deadlines of these GPUs are restarted.
+        """
         overdue = [condition for condition in self._gpus.values() if self._due(condition) <= now]
         if any(now - self._due(condition) > _STALL_S for condition in overdue):
             for condition in overdue:
@@ -150,11 +154,11 @@ class GpuCondition:
 
     @property
     def is_unmonitored(self) -> bool:
-        """Whether the GPU already has an Unmonitored fault."""
+        """Whether the GPU has an Unmonitored fault."""
         return any(code in _UNMONITORED for _, code in self._faults)
 
     def on_gone(self, now: float, at: datetime) -> Iterator[gpu.FaultChange]:
-        """Record that the GPU is gone, and end the faults that only a present GPU can have."""
+        """Record that the GPU is gone, and end its faults `unanswered` and `unpolled`."""
         self.last_heard_at = None
         self._unanswered = 0
         self._is_lost = True
@@ -193,7 +197,10 @@ class GpuCondition:
     def on_xid(
         self, xid: gpu.Xid, now: float, policy: xid_policy.Policy
     ) -> Iterator[gpu.FaultChange]:
-        """Begin the fault of an XID; if it is already active, restart its recovery."""
+        """Begin the fault of an XID, or restart its recovery if it is active.
+
+        The quiet times of other faults on the same part start again. Ignored XIDs do nothing.
+        """
         rule, code = policy.rule(xid.xid), f"xid-{xid.xid}"
         if rule.action.effect is None:
             return
@@ -338,7 +345,8 @@ class GpuCondition:
 def _is_exhaustive(scan: gpu.Scan) -> bool:
     """Return whether all GPUs that the scan does not list are gone.
 
-    This is uncertain if a GPU cannot be read and its uuid is unknown: it may be any of them.
+    This is uncertain if the driver does not answer, or if the uuid of an unreadable GPU is unknown:
+    it may be any of them.
     """
     if scan.driver is gpu.Driver.READY:
         return all(failed.uuid for failed in scan.unreadable)

@@ -38,7 +38,11 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
 def included_gpus(
     scan: gpu.Scan, rules: config_gpus.Gpus, note: NoteProblem
 ) -> tuple[vocabulary.Gpu, ...]:
-    """Return the GPUs that are not excluded, in order; report selectors that match nothing."""
+    """Return the GPUs and MIG devices that are not excluded, sorted by index.
+
+    GPUs with an invalid or repeated uuid are left out; these, and selectors that match nothing, are
+    reported.
+    """
     distinct = [*_distinct(scan, note)]
     excluded = [gpu.parse_selector(text, products=True) for text in rules.exclude]
     matched: set[int] = set()
@@ -76,7 +80,10 @@ def is_unreadable(selector: gpu.Selector, scan: gpu.Scan) -> bool:
 def by_name(
     gpus: Iterable[vocabulary.Gpu], rules: config_gpus.Gpus, note: NoteProblem
 ) -> dict[str, list[Candidate]]:
-    """Return the devices by resource name, before sharing, ordered by index."""
+    """Return the devices by resource name, before sharing, ordered by index.
+
+    Devices that cannot be advertised are left out, and reported.
+    """
     named: dict[str, list[Candidate]] = {}
     for candidate in _candidates(gpus, rules.mig_strategy, note):
         name = _name(candidate, rules, note)
@@ -97,7 +104,7 @@ def _matching(excluded: Sequence[gpu.Selector], device: gpu.Device, product: str
 
 
 def _distinct(scan: gpu.Scan, note: NoteProblem) -> Iterator[vocabulary.Gpu]:
-    """Yield the GPUs with a valid and unique uuid, sorted by index."""
+    """Yield the GPUs with valid and unique uuids, sorted by index; report the others."""
     used: set[str] = set()
     for physical in sorted(scan.gpus, key=lambda g: (g.index is None, g.index, g.uuid)):
         label = gpu_label(physical)
@@ -131,7 +138,7 @@ def _candidates(
 
 
 def _partitioned(gpus: Iterable[vocabulary.Gpu], note: NoteProblem) -> list[vocabulary.Gpu]:
-    """Return the GPUs, except GPUs in MIG mode that have no MIG device to advertise."""
+    """Return the GPUs, except GPUs in MIG mode without a MIG device, which are reported."""
     usable = []
     for physical in gpus:
         if physical.mig_enabled and not physical.mig:
@@ -142,9 +149,10 @@ def _partitioned(gpus: Iterable[vocabulary.Gpu], note: NoteProblem) -> list[voca
 
 
 def _uniform(gpus: Sequence[vocabulary.Gpu], note: NoteProblem) -> list[vocabulary.Gpu]:
-    """Return the GPUs partitioned like the majority; a single name requires identical devices.
+    """Return the largest group of GPUs that are partitioned alike, and report the other GPUs.
 
-    If two groups are equally large, GPUs in MIG mode are preferred, then the first profile.
+    A single name requires identical devices. If two groups are equally large, GPUs in MIG mode are
+    preferred, then the alphabetically first profile.
     """
     kinds: dict[str, str] = {}
     for physical in gpus:

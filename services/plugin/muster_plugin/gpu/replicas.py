@@ -1,8 +1,8 @@
 """Pure: plans the devices of GPU resources: GPUs, MIG devices, and replicas of shared devices.
 
-A device that is not shared is one unit with the uuid as its id. A shared device is several units,
-`<uuid>::0` and so on, as in NVIDIA's plugin (internal/rm/devices.go, v0.20). These functions never
-raise: an impossible device is left out, with a problem that names it.
+A device that is not shared is one unit with the uuid as its id. A shared device has a unit for each
+replica, `<uuid>::0` and so on, as in NVIDIA's plugin (internal/rm/devices.go, v0.20). These
+functions never raise: an impossible device is left out, with a problem that names it.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -41,8 +41,8 @@ class _Shares(msgspec.Struct, frozen=True, kw_only=True):
 def plan(scan: gpu.Scan, rules: gpus.Gpus) -> resource_plan.Plan:
     """Return the current units of every GPU resource.
 
-    A resource named in the configuration, or `nvidia.com/gpu`, is advertised even without devices;
-    a resource named after a MIG profile is not.
+    The resources in `rules.always_advertised()` are planned even without devices; other resources,
+    such as those named after a MIG profile, only with devices.
     """
     made = _make_shares(scan, rules)
     problems = [*made.problems]

@@ -62,14 +62,14 @@ class SimulatedSource:
         return {} if self._read_at is None else {KIND: self._read_at}
 
     async def first_scan(self, timeout_s: float) -> gpu.Scan:
-        """Return all GPUs; a GPU with a fault in the script has it from the start."""
+        """Read the script; return all GPUs, with polls that show the faults in the script."""
         del timeout_s
         self._read()
         polls = tuple(self._polls(datetime.now(UTC)))
         return gpu.Scan(machine="simulated", gpus=self._gpus, polls=polls, simulated=True)
 
     async def observe(self, observer: Callable[[evaluation.Observed], None]) -> None:
-        """Report every change of the script, and poll each GPU at each interval."""
+        """Report the active XIDs of the script and every change, and poll each GPU periodically."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._poll(observer))
             if self._file is not None:

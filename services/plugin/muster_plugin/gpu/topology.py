@@ -86,7 +86,7 @@ def _bits(positions: Collection[int], count: int) -> int:
 
 
 def _all_but_few(scores: Matrix, size: int, required: frozenset[int]) -> tuple[int, ...]:
-    """Return the best set by trying each set of GPUs to leave over, which must not be larger.
+    """Return the best set by trying each set of at most `size` GPUs to leave over.
 
     The score of the chosen set plus the score of the other GPUs (the rest) is the total score,
     minus the degrees of the rest's members, plus twice the score within the rest (its pairs count
@@ -177,7 +177,10 @@ class _Search:
         raise AssertionError("a partition with the least slack exists")
 
     def _least_of(self, left: int, limit: int) -> int:
-        """Return the least slack of a partition of `left` with all required GPUs in one set."""
+        """Return the least slack, at most `limit`, of a partition of `left`.
+
+        All required GPUs must be in one set.
+        """
         if not left & self._needed:
             return self._cover(left, limit)
         if self._needed & ~left:
@@ -237,7 +240,10 @@ class _Swap(msgspec.Struct, frozen=True, order=True):
 
 
 class _Partition:
-    """A partition that no swap of two GPUs improves; the first set contains all required GPUs."""
+    """A partition that was improved by up to `_SWAPS_MAX` swaps of two GPUs.
+
+    The first set contains all required GPUs.
+    """
 
     def __init__(self, scores: Matrix, size: int, required: frozenset[int]) -> None:
         self._scores = scores

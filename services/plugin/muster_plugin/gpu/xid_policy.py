@@ -182,7 +182,7 @@ def preset(text: bytes) -> Preset:
 
 
 class Policy:
-    """The rule for every XID; `problems` name the items that could not be parsed."""
+    """The rule for every XID; `problems` name the items of NVIDIA's lists that are ignored."""
 
     def __init__(
         self,
@@ -210,7 +210,7 @@ class Policy:
         return self._lists.is_off
 
     def rule(self, xid: int) -> Rule:
-        """Return the rule for an XID; an unknown XID makes the GPU Unhealthy."""
+        """Return the preset's rule for an XID unless the policy file or a list overrides it."""
         entry = self._catalogue.xids.get(xid)
         action, rule, source = self._override(xid) or self._by_preset(xid, entry)
         if self._lists.disables(xid):

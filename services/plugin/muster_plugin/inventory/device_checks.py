@@ -32,7 +32,7 @@ class DeviceChecker:
 
     def __init__(self, devices: inventory.Inventory, on_result: OnResult) -> None:
         self.changed = asyncio.Event()
-        """Set when devices appear or disappear, or rules change."""
+        """Set when devices or rules may have changed, and after each check."""
         self._devices = devices
         self._on_result = on_result
         self._due: dict[Key, float] = {}

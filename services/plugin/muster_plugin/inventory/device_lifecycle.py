@@ -51,7 +51,7 @@ HealthState: TypeAlias = tuple[vocabulary.Health, str, str]
 class Policy(msgspec.Struct, frozen=True, kw_only=True):
     """The grace period, the checks, and the expected number of devices (0: any number).
 
-    With `of_gpus`, each GPU counts once, even if it has several replicas.
+    With `of_gpus`, each GPU or MIG device counts once, even if it has several replicas.
     """
 
     grace_s: float = 60.0
@@ -107,7 +107,7 @@ class TrackedUnit:
         self.successor = unit
 
     def record_check(self, problem: str, *, policy: Policy) -> None:
-        """Record the result of a check, unless the unit is missing."""
+        """Record the result of a check, unless the unit is missing or replaced."""
         if self.lost_at is not None:
             return
         if problem:
@@ -165,7 +165,7 @@ class Removed(msgspec.Struct, frozen=True):
     device_id: vocabulary.DeviceId
     reason: vocabulary.Text
     physical: str = ""
-    """The GPU or MIG device to which the removed unit belonged."""
+    """The uuid of the GPU or MIG device to which the unit belonged; empty for device nodes."""
 
 
 class HealthChanged(msgspec.Struct, frozen=True):
@@ -210,14 +210,17 @@ class DeviceLifecycle:
         return [*facts, *self.tick(now)]
 
     def tick(self, now: float) -> Sequence[Fact]:
-        """Remove units that have been missing for long enough; return the changes."""
+        """Remove units that have been missing or replaced for long enough; return the changes.
+
+        The replacement of a removed unit is then added.
+        """
         due = [
             tracked for tracked in self._tracked.values() if self._leaves_at(tracked, now) <= now
         ]
         return [fact for tracked in due for fact in self._remove(tracked)]
 
     def next_deadline(self) -> float | None:
-        """Return when the next missing unit is to be removed; None if there is none to remove."""
+        """Return when the next missing or replaced unit is to be removed; None if none is."""
         lost = [tracked for tracked in self._tracked.values() if tracked.lost_at is not None]
         return min(
             (at for tracked in lost if (at := self._leaves_at(tracked, 0.0)) < _NEVER), default=None
@@ -288,7 +291,7 @@ class DeviceLifecycle:
                 yield from _health_changes(tracked, before)
 
     def _leaves_at(self, tracked: TrackedUnit, now: float) -> float:
-        """Return when a unit is to be removed; never while it is present or a pod holds it."""
+        """Return when a unit is to be removed; infinity while it is present or a pod holds it."""
         if tracked.lost_at is None or (
             self._allocated is not None and tracked.unit.id in self._allocated
         ):

@@ -34,7 +34,7 @@ class Origin(TypedDict):
 
 
 class DeviceEvents:
-    """Creates the events of one plugin on one node."""
+    """Creates the events about the devices of one plugin on one node."""
 
     def __init__(self, node: str, plugin: str, faults: resource_devices.ActiveFaults) -> None:
         self._node = node
@@ -139,7 +139,7 @@ class FaultsWithoutPods:
         self._faults: dict[tuple[str, str, str], vocabulary.PluginEvent] = {}
 
     def record(self, event: vocabulary.PluginEvent) -> None:
-        """Record the fault that an event reports without pods; remove a fault that it ends."""
+        """Record a fault that an event reports without pods; remove one that it updates or ends."""
         match event:
             case vocabulary.DeviceHealthChanged():
                 what, holds = "", event.health is not vocabulary.Health.HEALTHY
@@ -174,7 +174,7 @@ class FaultsWithoutPods:
 def _group_facts(
     resource: resource_devices.ResourceDevices, facts: Iterable[device_lifecycle.Fact]
 ) -> Iterable[Sequence[device_lifecycle.Fact]]:
-    """Group the replicas of one GPU that were added or removed together."""
+    """Group replicas of one GPU that were added or removed together; other changes stay single."""
     groups: dict[Hashable, list[device_lifecycle.Fact]] = {}
     for number, fact in enumerate(facts):
         key: Hashable = number
@@ -192,7 +192,7 @@ def _group_facts(
 
 
 class Listing(msgspec.Struct, frozen=True):
-    """A list of devices; `problem` describes omitted devices, and is empty if there are none."""
+    """A list of devices; `problem` says which are only counted, and is empty if none are."""
 
     devices: tuple[vocabulary.Device, ...]
     problem: str = ""
@@ -233,7 +233,10 @@ def fit_list(devices: Sequence[vocabulary.Device], fits: Fits) -> Listing:
 def _shortened(
     devices: Iterable[vocabulary.Device], named_max: int
 ) -> tuple[vocabulary.Device, ...]:
-    """List at most `named_max` Unhealthy devices of each resource, with shortened reasons."""
+    """List at most `named_max` Unhealthy devices of each resource, with shortened reasons.
+
+    The other devices of a resource become one entry for each health.
+    """
     groups: dict[Hashable, list[vocabulary.Device]] = {}
     named: Counter[str] = Counter()
     for device in devices:

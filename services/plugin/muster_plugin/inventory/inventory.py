@@ -1,8 +1,8 @@
 """Pure: tracks every device of the node, as planned from rules and scans and as advertised.
 
 Device nodes come from rules and scans (`discovery.resource_plan`), GPUs from rules and NVML
-(`gpu.replicas`); each unit has a life cycle. A fault of a GPU makes every device of it Unhealthy,
-in every resource. All queries are deterministic.
+(`gpu.replicas`); each unit has a life cycle. An Unhealthy fault of a part of a GPU makes every
+device that the fault affects Unhealthy, in every resource. All queries are deterministic.
 """
 
 from collections import Counter
@@ -22,7 +22,7 @@ from muster_plugin.model import advertised, gpu
 
 
 class Snapshot(NamedTuple):
-    """The whole inventory as an event; `problem` describes omitted devices, if any."""
+    """The whole inventory as an event; `problem` says which devices are only counted, if any."""
 
     event: vocabulary.InventoryReported
     problem: str
@@ -38,9 +38,9 @@ class Inventory:
         self._events = device_messages.DeviceEvents(node, plugin, self._faults)
         self._resources: dict[str, resource_devices.ResourceDevices] = {}
         self.gpus: vocabulary.GpuNode | None = None
-        """The description of the GPUs in snapshots; None without GPUs."""
+        """The description of the GPUs in snapshots; None until GPUs are configured and scanned."""
         self.gpu_context = container_spec.AllocationContext()
-        """The current rules and capabilities by which GPUs are allocated."""
+        """The rules and scan results by which GPUs are allocated; defaults until both are known."""
         self._gpu_rules = self.gpu_context.rules
 
     # Changes; each returns the events to send to the kubelet first and then to the bus
@@ -56,7 +56,7 @@ class Inventory:
         """Apply one scan of the node, using the current rules.
 
         A resource that is configured by name stays, even with an empty list. A resource named after
-        a matched device is removed with its last device.
+        a matched device or a MIG profile is removed with its last device.
         """
         offers = {offer.name: offer for offer in plan.resources}
         # naming and sharing of GPUs are not part of a single resource's rule
@@ -105,7 +105,7 @@ class Inventory:
         return events
 
     def tick(self, *, now: float, at: datetime) -> list[vocabulary.PluginEvent]:
-        """Remove devices that have been missing for long enough."""
+        """Remove devices that have been missing or replaced for long enough."""
         events: list[vocabulary.PluginEvent] = []
         for resource in self._resources.values():
             events += self._events.for_units(resource, resource.tick(now), at)
@@ -143,7 +143,7 @@ class Inventory:
 
     @property
     def matched_devices(self) -> dict[str, str]:
-        """The matched device after which each resource with `per_match` is named, by resource."""
+        """The first device of each resource with `per_match`, by resource."""
         return {
             name: units[0].physical
             for name, resource in self._resources.items()
@@ -206,7 +206,7 @@ class Inventory:
         return advertised.pods_holding(name) if advertised else ()
 
     def snapshot(self, at: datetime) -> Snapshot:
-        """Return the whole inventory as one event that fits into the number of pages allowed."""
+        """Return the whole inventory as one event, shortened if it would have too many pages."""
         devices = device_messages.group_replicas(
             (device, unit.physical)
             for resource in self._resources.values()
@@ -256,7 +256,7 @@ def resource_of(event: vocabulary.PluginEvent) -> str:
 
 
 class Planner:
-    """Combines the last plan of device nodes (`devices`) with the newest scan of the GPUs."""
+    """Combines the last plan of device nodes (`devices`) with the last valid scan of the GPUs."""
 
     def __init__(self, configuration: settings.NodeConfiguration) -> None:
         self.devices = resource_plan.Plan()
@@ -276,14 +276,20 @@ class Planner:
 
     @property
     def gpu_context(self) -> container_spec.AllocationContext | None:
-        """The rules and capabilities for allocating GPUs; None without GPUs or before a scan."""
+        """The rules and scan results for allocating GPUs.
+
+        None if the section `gpus` is not configured, or before the first scan.
+        """
         if self.gpu_scan is None or self._configuration.gpus is None:
             return None
         return container_spec.AllocationContext(rules=self._configuration.gpus, scan=self.gpu_scan)
 
     @property
     def gpus(self) -> vocabulary.GpuNode | None:
-        """The GPUs for a snapshot; None without GPUs or before a scan."""
+        """The description of the GPUs for a snapshot.
+
+        None if the section `gpus` is not configured, or before the first scan.
+        """
         if self.gpu_scan is None or self._configuration.gpus is None:
             return None
         return replicas.node(self.gpu_scan, self._configuration.gpus)
@@ -291,7 +297,7 @@ class Planner:
     def plan(
         self, resources_max: int, *, standing: Collection[str]
     ) -> tuple[resource_plan.Plan, tuple[config_resources.Resource, ...]]:
-        """Plan every resource, and return the current rules too.
+        """Return the plan and the rules of all resources.
 
         If there are too many resources, those that are already advertised are kept first.
         """

@@ -48,7 +48,7 @@ class ActiveFaults:
         return is_change
 
     def reason(self, part: gpu.Part, effect: gpu.Effect) -> str:
-        """Return the reasons for a part's active faults of one effect; empty if there are none."""
+        """Return the reasons of all active faults with this effect on a part; empty if none."""
         if part.gpu not in self._active:
             return ""
         cache = self._reasons.setdefault(part.gpu, {})
@@ -70,7 +70,7 @@ class ActiveFaults:
 
 
 class ResourceDevices:
-    """The devices of one resource; `simulated` says whether its GPUs are simulated."""
+    """The devices of one resource; `simulated` is true if its GPUs are simulated."""
 
     def __init__(self, name: str, rule: resources.Resource, faults: ActiveFaults) -> None:
         self.name = name
@@ -100,7 +100,7 @@ class ResourceDevices:
         return facts
 
     def tick(self, now: float) -> Sequence[device_lifecycle.Fact]:
-        """Remove units that have been missing for long enough; return the changes."""
+        """Remove units that have been missing or replaced for long enough; return the changes."""
         facts = self.lifecycle.tick(now)
         if facts:
             self._clear_cache()
@@ -115,7 +115,7 @@ class ResourceDevices:
     def record_pods(
         self, pods: Mapping[str, str] | None, now: float
     ) -> Sequence[device_lifecycle.Fact]:
-        """Record which pod holds which device, by id; None if that is unknown."""
+        """Record the pod that holds each device, by id; None if unknown. Return the changes."""
         self._pods, self._pods_by_device = pods or _NO_PODS, None
         facts = self.lifecycle.receive(
             device_lifecycle.AllocationsChanged(None if pods is None else frozenset(pods)), now
@@ -163,7 +163,7 @@ class ResourceDevices:
         return self._devices
 
     def parts(self, part: gpu.Part) -> dict[str, gpu.Part]:
-        """Return the parts of this resource that a part of a GPU covers, by uuid."""
+        """Return the parts of the devices that a fault of `part` affects, by the devices' uuids."""
         return {
             unit.physical: unit.gpu.part
             for unit in self._by_gpu().get(part.gpu, ())

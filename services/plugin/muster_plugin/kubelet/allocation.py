@@ -45,7 +45,7 @@ class Allocator:
 
     @property
     def allocated(self) -> int:
-        """How many ids were allocated and not offered again: an upper bound on the ids in use."""
+        """How many ids this plugin has allocated that the kubelet has not offered again."""
         return len(self._allocated)
 
     def allocate(
@@ -55,7 +55,7 @@ class Allocator:
         present: Collection[str] = (),
         annotation: str = "",
     ) -> tuple[advertised.ContainerResponse, ...]:
-        """Answer each container's request, in order; raises AllocationError if one is invalid.
+        """Answer each container's request, in order; raises AllocationError to refuse them all.
 
         `present` are the `optional_paths` that exist now, and `annotation` is a unique name.
 
@@ -88,10 +88,11 @@ class Allocator:
     def prefer(
         self, available: Collection[str], must_include: Collection[str], size: int
     ) -> list[str]:
-        """Return `size` of the `available` ids, best first; fewer if there are fewer.
+        """Return `size` of the `available` ids, best first; fewer if there are not enough.
 
-        Must-include ids come first, then ids by the configured placement; for device nodes, ids
-        whose physical device serves the fewest containers. Never raises.
+        Must-include ids come first, then the best connected whole GPUs, then ids by the configured
+        placement; for device nodes, ids whose physical device serves the fewest containers. Never
+        raises.
         """
         self._allocated -= set(available).difference(must_include)
         offered = {unit.id: unit for unit in self._inventory.offered(self._resource)}
@@ -171,7 +172,7 @@ def prefer(
     policy: gpus.Placement,
     links: Links,
 ) -> list[str]:
-    """Return `size` of the `available` ids, `must_include` first; fewer if there are fewer.
+    """Return `size` of the `available` ids, `must_include` first; fewer if no more are allowed.
 
     `units` are all units of the resource. A unit that is not available is in use, so that the load
     of each device is known even right after a start. An unknown id is chosen only if no other id is
@@ -195,7 +196,7 @@ def prefer(
 
 
 def _are_whole(candidates: Sequence[advertised.Unit], units: Units) -> bool:
-    """Return whether all candidates are whole GPUs, and few enough for a search."""
+    """Return whether all candidates are whole, unshared GPUs, and few enough for a search."""
     if not 0 < len(candidates) <= GPUS_MAX or len(units) > GPUS_MAX:
         return False
     return all(
@@ -232,7 +233,10 @@ def _score(first: str, second: str, links: Links) -> int:
 
 
 class _Device(msgspec.Struct):
-    """The free ids of one physical device, and how many ids are in use or already chosen."""
+    """The free ids of one physical device.
+
+    `busy` counts its ids that are in use or chosen, `picked` those that the pool has chosen.
+    """
 
     parent: str
     names: list[str]
@@ -271,7 +275,7 @@ class _Pool:
         heapq.heapify(self._heap)
 
     def pop(self) -> str | None:
-        """Remove and return the next id by policy; None if no id is left."""
+        """Remove and return the next id by policy; None if no id is left or allowed."""
         while self._heap:
             rank, physical = heapq.heappop(self._heap)
             device = self._devices[physical]

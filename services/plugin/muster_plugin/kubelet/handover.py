@@ -135,7 +135,7 @@ class Handover:
             await asyncio.sleep(self._ask_again_s)
 
     async def finish(self) -> None:
-        """Make the predecessor end its servers: the kubelet now lists this plugin's devices."""
+        """Make a predecessor end its servers, because the kubelet lists this plugin's devices."""
         if self._connection is None:
             return
         reader, writer = self._connection

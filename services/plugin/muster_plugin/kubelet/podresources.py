@@ -98,14 +98,14 @@ class PodResourcesCheck:
     def __init__(self) -> None:
         self.listing: Listing | None = None
         self.needs_recheck = False
-        """Whether to poll again soon, because a new difference may end."""
+        """Whether to poll soon: a new difference may end, or another plugin displaced this one."""
         self.mismatches: Mapping[str, str] = {}
         """Persistent differences by resource, as text."""
         self.displaced: Mapping[str, str] = {}
-        """The devices that the kubelet persistently lists instead of the plugin's, by resource.
+        """How the kubelet's list persistently differs from the plugin's, as text, by resource.
 
-        The text is empty if the kubelet lists some of the plugin's devices. Resources for which
-        neither is certain are left out.
+        The text is empty if the kubelet lists some of the plugin's devices, or if nothing differs.
+        A resource is left out while this is uncertain.
         """
         self._since: dict[str, dict[str, float]] = {}
         self._compared_at = -math.inf
@@ -115,7 +115,7 @@ class PodResourcesCheck:
     ) -> list[Allocation]:
         """Compare a listing (None: the kubelet does not answer); return the new allocations.
 
-        Allocations in the first listing are not new.
+        Allocations in the first listing, and in the first after a missing answer, are not new.
         """
         before, self.listing = self.listing, listing
         since_before, self._since = self._since, {}
@@ -190,7 +190,7 @@ class PodResourcesCheck:
 def _differences(
     devices: Iterable[vocabulary.Device], listed: frozenset[str]
 ) -> tuple[set[str], set[str]]:
-    """Return the ids that the kubelet does not list, and the ids that only the kubelet lists."""
+    """Return the Healthy ids that the kubelet does not list, and the ids that only it lists."""
     ours = {device.id: device.health for device in devices}
     healthy = {name for name, health in ours.items() if health is vocabulary.Health.HEALTHY}
     return healthy - listed, {*listed} - ours.keys()
@@ -222,7 +222,7 @@ def _first_few(ids: Iterable[str]) -> str:
 
 
 class Unavailable(Exception):
-    """The kubelet did not answer; `code` is gRPC's status code, if there was one."""
+    """The kubelet gave no usable answer; `code` is gRPC's status code, if there was one."""
 
     def __init__(self, text: str, *, code: int | None = None) -> None:
         super().__init__(text)
@@ -232,7 +232,7 @@ class Unavailable(Exception):
 
 
 class PodResourcesPoller:
-    """Polls periodically and soon after an allocation; `on_listing` receives each answer."""
+    """Polls periodically and when `soon` is set; `on_listing` receives each answer, or None."""
 
     def __init__(
         self,
@@ -240,7 +240,7 @@ class PodResourcesPoller:
         on_listing: Callable[[Listing | None], Awaitable[None]],
     ) -> None:
         self.soon = asyncio.Event()
-        """Set after an allocation, so that the next poll comes soon."""
+        """Set, for example after an allocation, so that the next poll comes soon."""
         self._socket = socket
         self._on_listing = on_listing
         self._last_error = ""

@@ -177,7 +177,7 @@ NEXT_STEP: Final = {
     State.AWAITING_STREAM: "waiting for the kubelet's stream",
     State.STOPPING: "stopping the old server",
 }
-"""The plugin's next step, in each state, to get the resource listed."""
+"""The plugin's next step, in each state except LISTED, to get the resource listed."""
 
 
 class Problem(msgspec.Struct, frozen=True):

@@ -75,6 +75,8 @@ class ResourcePlugins(Mapping[str, "resource_plugin.ResourcePlugin"]):
     def reconcile(self, reason: vocabulary.RegistrationReason) -> None:
         """Start the plugins of new resources, and stop those of resources that are gone.
 
+        A plugin whose resource must be registered differently is replaced.
+
         A resource without devices keeps its plugin: the node then offers 0 devices, which is
         clearer to schedulers and people than no entry. A resource named after a matched device is
         removed with that device. While the resources are handed over, no plugin is started.

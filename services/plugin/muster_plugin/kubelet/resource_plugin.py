@@ -92,7 +92,7 @@ class ResourcePlugin:
         self.counters = server.Counters()
         self.registrations: Counter[vocabulary.RegistrationReason] = Counter()
         self.stopping = asyncio.Event()
-        """Set when the resource is no longer configured, or must be registered differently."""
+        """Set when the resource is removed, handed over, or must be registered differently."""
         self._is_handed_over = False
         self._root, self._locks = directory.root, directory.locks
         self._devices = devices
@@ -177,7 +177,7 @@ class ResourcePlugin:
             self._send(model.Compared(self.machine.generation, displaced, others))
 
     async def run(self) -> None:
-        """Run until `stopping` is set; then stop."""
+        """Run until `stopping` is set; then stop, unless the server was handed over."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 working = [
@@ -196,7 +196,7 @@ class ResourcePlugin:
                 await self.stop()
 
     def hand_over(self) -> str:
-        """End all but the server, which a successor replaces; return its socket, if any."""
+        """End all but the server, which a successor replaces; return its socket, empty if none."""
         self._is_handed_over = True
         self.stopping.set()
         return str(self._endpoint.path) if self._endpoint else ""

@@ -55,7 +55,7 @@ async def drain_grpc_tasks() -> None:
 
 
 class Counters(msgspec.Struct, kw_only=True):
-    """Counters of one resource since the process started."""
+    """Counters of one resource since its plugin was created."""
 
     sends: int = 0
     sent_at: float | None = None
@@ -65,7 +65,7 @@ class Counters(msgspec.Struct, kw_only=True):
 
 
 class Service(msgspec.Struct, frozen=True, kw_only=True):
-    """The data and callbacks that all generations of one resource share."""
+    """The data that all generations of one resource share."""
 
     resource: str
     devices: inventory.Inventory
@@ -247,10 +247,10 @@ class Endpoint:
         request: dp.AllocateRequest,
         context: rpc.Context[dp.AllocateRequest, dp.AllocateResponse],
     ) -> dp.AllocateResponse:
-        """Allocate the requested ids from memory; refuse ids that do not exist.
+        """Allocate the requested ids from memory; refuse unknown ids and invalid requests.
 
-        A device is refused only if it is gone; the kubelet has then already received the change
-        (`Observer.missing_paths`).
+        A known device is refused if a path of it is missing; the kubelet has then already received
+        the change (`Observer.missing_paths`).
         """
         started = time.perf_counter()
         containers = protobuf.requested(request)

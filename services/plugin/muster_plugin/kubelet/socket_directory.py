@@ -199,7 +199,7 @@ class ResourceLocks:
         return ""
 
     def release(self, resource: str) -> None:
-        """Unlock a resource."""
+        """Unlock a resource, if this process holds its lock."""
         descriptor = self._held.pop(resource, None)
         if descriptor is not None:
             _remove_lock(self._path(settings.slug(resource)), descriptor)
@@ -255,7 +255,7 @@ def _locked(path: Path) -> int:
 
 
 def _remove_lock(path: Path, descriptor: int) -> None:
-    """Remove a lock file, unless another file has replaced the file that this process locked."""
+    """Unlock a file, and remove it unless another file has replaced it."""
     with contextlib.suppress(OSError):
         if _is_at(descriptor, path):
             path.unlink()

@@ -144,7 +144,10 @@ class UnaryAnswer:
             self._end(f"it sends a message of {size} bytes")
 
     def end(self) -> Outcome | None:
-        """Return the outcome after a timeout: a message counts even if the call has not ended."""
+        """Return the outcome; None if there is none.
+
+        A complete message counts even if the call has not ended.
+        """
         if self.outcome is None and self._is_complete:
             self._end("")
         return self.outcome

@@ -106,7 +106,7 @@ def name_problems(name: str, *, per_match: bool = False) -> Iterator[str]:
 
 
 def derived_name(rule: str, path_below_dev: str) -> str:
-    """Return the resource name of one match of `example.com/*`: `net/tun` gives `net_tun`.
+    """Return a match's resource name: `example.com/net_tun` for `example.com/*` and `net/tun`.
 
     The same path always gives the same name. A name that the kubelet would refuse (too long, or
     beginning or ending with `-` or `_`) is shortened or trimmed, and made unique again.
@@ -121,7 +121,10 @@ def derived_name(rule: str, path_below_dev: str) -> str:
 
 
 def environment_variable(resource: str) -> str:
-    """Return the variable that lists a container's device paths: `MUSTER_DEVICES_A_EXAMPLE_B`."""
+    """Return the name of the variable that lists a container's device paths.
+
+    For `a.example/b` it is `MUSTER_DEVICES_A_EXAMPLE_B`.
+    """
     return "MUSTER_DEVICES_" + re.sub(r"[^A-Z0-9]", "_", resource.upper())
 
 

@@ -1,7 +1,7 @@
 """Pure: defines observations of the node's GPUs, and the selectors that name GPUs in settings.
 
 The source, NVML or a simulation, reports a scan of all GPUs and later events; other modules
-interpret them. A GPU is named by its uuid, because index and device number change between boots.
+interpret them. A GPU is named by its uuid, because index and device number may change at a boot.
 
 The selectors `0`, `"0"`, `"0:1"`, `GPU-<uuid>`, `MIG-<uuid>` and `MIG-GPU-<uuid>/<gi>/<ci>` are
 those of NVIDIA's plugin (api/config/v1/replicas.go, v0.20). A selector of a GPU selects all its MIG
@@ -132,7 +132,7 @@ class Poll(msgspec.Struct, frozen=True, kw_only=True):
     """The temperature in °C at which the GPU slows down."""
     nvlinks_down: tuple[int, ...] = ()
     fabric: str | None = None
-    """The NVLink fabric: not_supported, not_started, in_progress, completed or failed."""
+    """The NVLink fabric's state: not_supported, not_started, in_progress, completed or failed."""
 
 
 class Xid(msgspec.Struct, frozen=True, kw_only=True):
@@ -144,7 +144,10 @@ class Xid(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MonitoringChanged(msgspec.Struct, frozen=True, kw_only=True):
-    """A GPU became monitored or unmonitored; `problem` is empty if it is monitored."""
+    """A GPU became monitored or unmonitored, or is now unmonitored for another reason.
+
+    `problem` is the reason; it is empty if the GPU is monitored.
+    """
 
     gpu: str
     at: datetime
@@ -152,7 +155,10 @@ class MonitoringChanged(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RepairReported(msgspec.Struct, frozen=True, kw_only=True):
-    """A report that a GPU was repaired or reset, either after one XID or after every fault."""
+    """A person or program (`by`) reports that a GPU was repaired or reset.
+
+    If `xid` is set, the report does not concern the faults of other XIDs.
+    """
 
     gpu: str
     at: datetime
@@ -189,23 +195,28 @@ class FaultBegan(_Fault, frozen=True, kw_only=True):
 
 
 class FaultEnded(_Fault, frozen=True, kw_only=True):
-    """The fault with this `code` ended; `reason` and `evidence` explain why."""
+    """The fault of a part with this `code` ended; `reason` and `evidence` explain why."""
 
 
 FaultChange: TypeAlias = FaultBegan | FaultEnded
 
 
 class Scan(msgspec.Struct, frozen=True, kw_only=True):
-    """A scan of all GPUs. With its `polls`, a GPU that is already bad is never Healthy.
+    """The result of scanning all GPUs.
 
-    `links` are keyed by both uuids in sorted order. `caps` are the minor numbers of MIG's
-    capability nodes by their name in /proc/driver/nvidia-caps/mig-minors (`gpu0/gi3/access`).
+    `polls` has a poll of each GPU, so that a GPU that was faulty before the scan is never
+    advertised as Healthy. `links` are keyed by both uuids in sorted order. `caps` are the minor
+    numbers of MIG's capability nodes by their name in /proc/driver/nvidia-caps/mig-minors
+    (`gpu0/gi3/access`).
     """
 
     driver: Driver = Driver.READY
     problem: str = ""
     on_bus: int = 0
-    """The number of NVIDIA GPUs on the PCI bus, if the driver is not available."""
+    """The number of NVIDIA GPUs on the PCI bus; 0 if they were not counted.
+
+    They are counted only if NVML cannot be used.
+    """
     driver_version: str | None = None
     cuda_version: str | None = None
     machine: str | None = None
@@ -220,8 +231,8 @@ class Scan(msgspec.Struct, frozen=True, kw_only=True):
 def latest_scan(previous: Scan | None, current: Scan) -> Scan:
     """Return the scan that is valid after a new scan.
 
-    While the driver fails to answer, its GPUs remain and are reported as unmonitored. When the
-    driver is gone, its GPUs are gone too.
+    If the driver did not answer or failed, an earlier scan stays valid, and its GPUs are reported
+    as unmonitored. In any other case the new scan is valid.
     """
     if previous is None or current.driver not in {Driver.SILENT, Driver.FAILED}:
         return current

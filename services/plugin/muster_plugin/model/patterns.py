@@ -40,7 +40,11 @@ class Glob:
         self._parts = tuple(None if c == _DEEP else _component(c) for c in self.components)
 
     def fullmatch(self, path: str) -> bool:
-        """Return whether the whole path matches, in time proportional to both lengths."""
+        """Return whether the whole path matches.
+
+        The time is at most proportional to the product of both lengths. A path with more than
+        `PATH_MAX` characters never matches.
+        """
         if len(path) > PATH_MAX:
             return False
         names = path.strip("/").split("/")
@@ -59,7 +63,7 @@ class Glob:
         return len(self._parts) in reached
 
     def _skips(self, at: int) -> set[int]:
-        """Return the position after each of the next `**`, which may match no directory."""
+        """Return the position after each `**` in a row from `at`: it may match no directory."""
         positions = set()
         while at < len(self._parts) and self._parts[at] is None:
             at += 1
@@ -84,7 +88,7 @@ def is_literal(pattern: str) -> bool:
 
 
 def literal_prefix(pattern: str) -> str:
-    """Return the common prefix of all paths that a glob matches; the whole glob if literal."""
+    """Return a glob up to its first special character; the whole glob if it has none."""
     special = _SPECIAL.search(pattern)
     return pattern[: special.start()] if special else pattern
 

@@ -42,14 +42,14 @@ class _File(msgspec.Struct, frozen=True):
 
 
 class Checkpoint(msgspec.Struct, frozen=True):
-    """How many devices each resource last had, and the devices granted to containers."""
+    """How many Healthy devices each resource last had, and the devices granted to containers."""
 
     registered: Mapping[str, int]
     grants: tuple[Grant, ...]
 
 
 def decode(text: bytes) -> Checkpoint:
-    """Return the content of the file. Raises ValueError if the format is unknown."""
+    """Return the content of the file. Raises ValueError if it is too long or not as expected."""
     if len(text) > BYTES_MAX:
         raise ValueError(f"longer than {BYTES_MAX} bytes")
     try:

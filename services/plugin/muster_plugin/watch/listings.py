@@ -44,7 +44,7 @@ class Listings:
         self._is_kubelet_there = True
         self._kubelet_identity = ""
         self._away_at: float | None = None
-        """When the kubelet's socket disappeared or it stopped answering; None while it answers."""
+        """When the kubelet's socket disappeared or it stopped answering; None otherwise."""
 
     @property
     def resources(self) -> frozenset[str]:
@@ -55,7 +55,10 @@ class Listings:
         return self._listings.get(resource, Listing())
 
     def count(self, resource: str) -> int | None:
-        """Return how many devices the kubelet lists; None if that is unknown."""
+        """Return how many devices the kubelet lists.
+
+        None if that is unknown, or if the resource is neither listed nor expected.
+        """
         if not self.listed.is_answering or self.listed.counts is None:
             return None
         if not self[resource].count and not self.expectations.is_listable(resource):
@@ -90,8 +93,8 @@ class Listings:
     def zero_until(self, resources: Sequence[str]) -> float:
         """Return the time until which the kubelet may be why these resources all have 0 devices.
 
-        The result is in the past if the kubelet lists any device, or if the resources did not
-        disappear together.
+        Resources without expected devices are ignored. The result is in the past if fewer than two
+        are left, if one of them may have devices, or if they did not disappear together.
         """
         listable = filter(self.expectations.is_listable, resources)
         listings = [self[name] for name in listable if self.expected(name)]
@@ -143,7 +146,7 @@ class Listings:
                 self.has_changed = True
 
     def forget_if_old(self, resource: str, now: float) -> None:
-        """Remove a resource of which the kubelet has listed no device for `FORGOTTEN_S`."""
+        """Forget the counts of a resource of which no device has been listed for `FORGOTTEN_S`."""
         listing = self[resource]
         if listing.count == 0 and now - listing.changed_at >= FORGOTTEN_S:
             self.has_learned |= self.expectations.forget(resource)

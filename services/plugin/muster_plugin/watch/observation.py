@@ -136,7 +136,7 @@ class HardwareSeen(msgspec.Struct, frozen=True):
 
 
 class FilesMissing(msgspec.Struct, frozen=True):
-    """CDI devices that no spec describes, keyed by the driver or resource whose pods use them."""
+    """CDI devices without a spec, keyed by the driver that assigned them to containers."""
 
     devices: Mapping[str, tuple[str, ...]]
 

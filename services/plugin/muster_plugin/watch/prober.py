@@ -151,7 +151,7 @@ class Prober:
         return path if path.is_relative_to(self._root / _ENDPOINTS) else None
 
     async def _check_endpoint(self, driver: observation.Driver) -> None:
-        """Check that a driver's endpoint accepts connections. Raises _Result if it refuses them.
+        """Check a driver's endpoint. Raises _Result if it is missing or refuses connections.
 
         Only endpoints in the kubelet's directory for drivers are checked: elsewhere this process
         sees its own files, not the node's. As file systems are mounted there, the call may hang.
@@ -194,7 +194,7 @@ def _connection(path: Path, identity: str = "") -> socket.socket | None:
 
 
 def _endpoint_answer(path: Path) -> observation.Answer:
-    """Return the outcome of connecting to `path`; INCONCLUSIVE if its directory is not visible."""
+    """Return the outcome of connecting to `path`; INCONCLUSIVE if it proves nothing."""
     if not path.parent.is_dir():
         return _Answer.INCONCLUSIVE
     try:

@@ -27,7 +27,7 @@ _OURS: Final = "muster-"
 
 
 def scan(root: Path) -> observation.Scanned:
-    """Return the sockets of other plugins below the kubelet's directory. Raises OSError."""
+    """Scan the kubelet's directories for sockets. Raises OSError."""
     files: list[observation.SocketFile] = []
     ours = set()
     kubelet_age_s, kubelet_identity = None, ""

@@ -94,7 +94,7 @@ class Socket:
 
     @property
     def is_usable(self) -> bool:
-        """Whether the server answered the last probe."""
+        """Whether the file exists, and its server answered the last conclusive probe."""
         return not self.is_removed and self.answer is _Answer.ANSWERED
 
     def replace_file(self, file: observation.SocketFile, now: float) -> None:
@@ -264,7 +264,7 @@ def best(group: Sequence[Socket]) -> Socket | None:
 
 
 def rival(group: Sequence[Socket]) -> str:
-    """Describe two processes that serve the same resource; empty if only one does."""
+    """Describe two processes that serve the same resource; empty if there is at most one."""
     for socket in group:
         if socket.is_usable and socket.rival is not None:
             pid = socket.rival.pid
@@ -348,7 +348,7 @@ class Sockets:
         self._by_path.pop(path, None)
 
     def stop_watching(self, path: str, now: float) -> None:
-        """Stop watching a socket that refuses connections, to make room for a waiting socket."""
+        """Stop watching a socket that refuses connections; a waiting socket takes its place."""
         self._dead.add((path, self._by_path.pop(path).file.identity))
         self._admit(now)
 

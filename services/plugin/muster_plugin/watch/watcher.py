@@ -140,7 +140,7 @@ class Watcher:
         )
 
     async def _scan_sockets(self) -> None:
-        """Scan the sockets whenever the kubelet's directories change."""
+        """Scan the sockets periodically, and whenever the kubelet's directories change."""
         await self._read_checkpoint()
         folders = socket_directory.both(self._root)
         scan_times = inotify.scan_times(

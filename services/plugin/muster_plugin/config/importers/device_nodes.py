@@ -110,7 +110,10 @@ def _imported_generic(
 def _generic_device(
     reader: peer_file.Reader, item: object, path: str, *, flags: bool
 ) -> tuple[str, list[_Group], _Keys] | None:
-    """Return the name and the groups of one device; None if it has no group with a device."""
+    """Return the name of one device, its groups and their keys.
+
+    None if it is invalid or has no group with a device.
+    """
     if isinstance(item, str) and "," in item:
         # the flag before 0.1, in which every path is a separate group
         name, *paths = item.split(",")

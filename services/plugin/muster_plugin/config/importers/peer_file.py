@@ -70,7 +70,10 @@ class Reader:
             self.losses.append(line)
 
     def mapping(self, value: object, path: str, keys: Sequence[str]) -> dict[str, object]:
-        """Return the known keys of a mapping; report the others, which the peer ignores too."""
+        """Return the known entries of a mapping; report the other keys, which the peer ignores too.
+
+        A value that is not a mapping is rejected.
+        """
         if not isinstance(value, Mapping):
             self.reject(path, f"expected a mapping of keys, found {errors.quoted(value)}")
             return {}

@@ -67,9 +67,9 @@ LOST: Final = frozenset({Code.GPU_IS_LOST, Code.RESET_REQUIRED})
 SESSION_ENDED: Final = frozenset(
     {Code.UNINITIALIZED, Code.DRIVER_NOT_LOADED, Code.LIB_RM_VERSION_MISMATCH, Code.GPU_NOT_FOUND}
 )
-"""The codes after which NVML has to be initialised again before any other call."""
+"""The codes after which NVML has to be initialised again if it cannot even count the GPUs."""
 ABSENT: Final = frozenset({Code.NOT_FOUND, Code.INVALID_ARGUMENT})
-"""The codes that mean that a MIG device does not exist, or no longer exists, at an index."""
+"""The codes that mean that there is no such MIG device, MIG profile or NVLink (any more)."""
 
 LIBRARY: Final = "libnvidia-ml.so.1"
 MOUNTED_DRIVER_ROOT: Final = "/driver-root"
@@ -90,7 +90,10 @@ def error_name(code: int) -> str:
 
 
 def library_paths(library: str, driver_root: str) -> tuple[str, ...]:
-    """Return the paths to try, in order, before the dynamic loader's own search."""
+    """Return the paths to try, in order; `library` alone if it is set.
+
+    Otherwise the dynamic loader's own search comes after them.
+    """
     if library:
         return (library,)
     return tuple(
@@ -198,7 +201,7 @@ def fabric(state: int, status: int) -> str | None:
 
 
 def clique(state: int, status: int, cluster: bytes, clique_id: int) -> str:
-    """Return `<cluster uuid>.<clique id>`; empty if the GPU is not in a fabric."""
+    """Return `<cluster uuid>.<clique id>`; empty if the GPU is not in a fabric that is ready."""
     if state != _COMPLETED or status != Code.SUCCESS or not any(cluster):
         return ""
     digits = cluster.hex()

@@ -1,7 +1,7 @@
 """Adapter: discovers the GPUs, their MIG devices and their connections through NVML.
 
-It runs in threads. A GPU that cannot be read is reported as unreadable and does not affect the
-others.
+It runs in threads. A GPU that cannot be read is reported as lost or unreadable and does not
+affect the others.
 """
 
 import functools
@@ -76,9 +76,9 @@ class KernelFiles(msgspec.Struct, frozen=True, kw_only=True):
 class DiscoveredGpus(msgspec.Struct, frozen=True, kw_only=True):
     """The GPUs that answered, and those that did not.
 
-    `handles` are keyed by uuid. `lost` maps each GPU of an earlier scan that has no handle now to
-    NVML's name for the error. `unreadable` lists the GPUs that were never read. `count` is the
-    number of GPUs that NVML reports.
+    `handles` are keyed by uuid. `lost` maps the uuid of each GPU of an earlier scan that has no
+    handle now to NVML's name for the error; `gpus` includes these GPUs. `unreadable` lists the GPUs
+    that were never read. `count` is the number of GPUs that NVML reports.
     """
 
     gpus: tuple[vocabulary.Gpu, ...] = ()
@@ -92,7 +92,7 @@ class DiscoveredGpus(msgspec.Struct, frozen=True, kw_only=True):
 def discover_gpus(
     nvml: library.Binding, files: KernelFiles, previous: Sequence[vocabulary.Gpu]
 ) -> DiscoveredGpus:
-    """Read every GPU; the last scan, `previous`, supplies the properties of a lost GPU.
+    """Read every GPU; `previous`, the last scan, supplies the properties of unreadable GPUs.
 
     Raises NVMLError if NVML cannot even count the GPUs, or has to be initialised again.
     """
@@ -135,7 +135,7 @@ def discover_gpus(
 def discover_links(
     nvml: library.Binding, discovered: DiscoveredGpus
 ) -> tuple[dict[tuple[str, str], gpu.Link], dict[str, frozenset[int]]]:
-    """Return the link of each pair of GPUs, and the NVLinks that are up, by uuid."""
+    """Return the link of each pair of GPUs with handles, and the NVLinks that are up, by uuid."""
     handles = discovered.handles
     active = {uuid: _active_nvlinks(nvml, handle) for uuid, handle in handles.items()}
     names = {
@@ -180,7 +180,8 @@ def _gpu(
 ) -> vocabulary.Gpu:
     """Read the properties of a GPU; None stands for an unknown property.
 
-    Raises NVMLError if the GPU is lost, or if its name or MIG mode is unknown.
+    Raises NVMLError if the GPU is lost, if its name, MIG mode or MIG devices cannot be read, or if
+    NVML has to be initialised again; UnicodeDecodeError if its name is not UTF-8.
     """
 
     def ask(call: Callable[..., Answer], *arguments: object) -> Answer | None:
@@ -317,7 +318,7 @@ class MigReader:
         )
 
     def _profile(self, device: library.Handle, gi: int, ci: int) -> str:
-        """Return the profile as NVIDIA's tools derive it, else the profile in the device's name."""
+        """Return the profile as NVIDIA's tools derive it, else from the name, else `unknown`."""
         nvml = self._nvml
         ask = functools.partial(library.call_if_supported, nvml)
         instance = ask(nvml.nvmlDeviceGetGpuInstanceById, self._handle, gi)

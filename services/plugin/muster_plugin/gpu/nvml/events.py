@@ -1,9 +1,9 @@
 """Adapter: receives NVML's events; one thread waits for the events of all GPUs.
 
 While this thread runs, no other thread uses the event set. A wait cannot be interrupted, so it is
-divided into short slices. After every error the thread pauses, longer each time. With a lost GPU in
-the set, NVML keeps answering GPU_IS_LOST immediately, so the lost GPU is identified and left out of
-the next set.
+divided into short slices. With a lost GPU in the set, NVML keeps answering GPU_IS_LOST immediately,
+so the lost GPU is identified and left out of the next set. After any other error the thread pauses,
+longer each time.
 """
 
 import threading
@@ -70,7 +70,7 @@ class EventListener:
         slice_s: float,
     ) -> None:
         self.last_success_at = time.monotonic()
-        """When a wait last returned without an error."""
+        """When a wait last returned without an error, or timed out, in monotonic seconds."""
         self.waiting_since: float | None = None
         """When the current call to NVML began; None during a pause."""
         self._nvml = nvml
@@ -142,7 +142,7 @@ class EventListener:
     def _register(
         self, made: library.Handle, excluded: Mapping[str, str]
     ) -> tuple[dict[str, str], str | None]:
-        """Register the GPUs in a set; return problems by uuid, and the GPU that broke the set."""
+        """Register the GPUs in a set; return problems by uuid, and the GPU that broke it."""
         problems: dict[str, str] = dict(excluded)
         refused: set[str] = set()
         for uuid, handle in self._handles.items():
@@ -225,7 +225,7 @@ class EventListener:
         return True
 
     def _breaks_wait(self, handle: library.Handle) -> bool:
-        """Return whether a wait for the events of this GPU alone fails."""
+        """Return whether a wait for the events of this GPU alone fails as with a lost GPU."""
         alone = self._nvml.nvmlEventSetCreate()
         try:
             self._nvml.nvmlDeviceRegisterEvents(handle, _XID, alone)

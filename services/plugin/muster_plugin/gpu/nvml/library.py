@@ -92,7 +92,7 @@ def call_if_supported(
 def raise_if_ended(nvml: Binding, error: Error) -> str:
     """Return NVML's name for an error that concerns one GPU; raise an error that concerns all.
 
-    An error concerns all GPUs if NVML cannot even count them.
+    An error with a code in SESSION_ENDED concerns all GPUs if NVML cannot count them now.
     """
     if error.value in decode.SESSION_ENDED:
         try:

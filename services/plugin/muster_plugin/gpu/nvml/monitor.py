@@ -36,14 +36,14 @@ class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
     answer_s: float = 5.0
     """Every call to NVML is expected to return within this time."""
     slice_s: float = 0.5
-    """A wait for events is divided into slices; stopping takes one slice."""
+    """A wait for events is divided into slices; stopping takes at most one slice."""
     guard_s: float = 1.0
     rescan_s: float = 30.0
-    """The time between two attempts to read unreadable GPUs."""
+    """The shortest time between two attempts to read unreadable GPUs."""
     restart_first_s: float = 1.0
     restart_max_s: float = 30.0
     abandon_s: float = 60.0
-    """A call that has not returned by then is abandoned."""
+    """How long a session that ends waits for calls, after `answer_s`, before it abandons them."""
     close_s: float = 1.5
 
 
@@ -76,8 +76,8 @@ class InflightCalls:
 class EventQueue:
     """Passes NVML's events, in order, from the waiting thread to the event loop.
 
-    An event replaces a queued event of the same kind for the same part, so that a flood of XIDs
-    cannot fill the memory.
+    An event replaces a queued event of the same kind for the same GPU (an XID: the same XID of the
+    same part), so that a flood of events cannot fill the memory.
     """
 
     def __init__(self) -> None:
@@ -254,7 +254,7 @@ class SessionMonitor:
             wait_s = self._poll_s() - gap_s
 
     def _compare(self, answer: session.PollAnswer) -> None:
-        """Request a rescan or a new event set if a poll shows that a GPU has changed."""
+        """Request a rescan if the GPU has changed, and a new event set if it may accept the GPU."""
         uuid, fabric = answer.poll.gpu, answer.poll.fabric
         if answer.mig_changed or fabric != self._fabric[uuid]:
             self._fabric[uuid] = fabric
@@ -263,7 +263,7 @@ class SessionMonitor:
             self._session.events.rearm()
 
     async def _rescan(self) -> None:
-        """Rescan on request, and regularly while a GPU cannot be read."""
+        """Rescan on request, and regularly while a GPU cannot be read; else only count the GPUs."""
         lane, scanned_at = blocking.Serial(), time.monotonic()
         while True:
             requested = await _set_within(self._rescan_requested, self._poll_s())

@@ -4,8 +4,9 @@ NVML is never called on the event loop. Calls cannot be interrupted: each is awa
 it takes. A late call is reported, because that GPU is not monitored meanwhile. NVML is shut down
 and initialised again when GPUs appear or disappear, when the driver is unloaded or when handles are
 stale; no call may be in flight then. The pause between two sessions grows each time. A call that
-never returns is abandoned. NVML counts its initialisations, so a new session can monitor the other
-GPUs, and the missing shutdowns follow once no call is in flight.
+has not returned about a minute after the end of its session is abandoned. NVML counts its
+initialisations, so a new session can monitor the other GPUs, and the missing shutdowns follow once
+no call is in flight.
 """
 
 import asyncio
@@ -68,7 +69,7 @@ class NvmlSource:
         return self._reported
 
     async def observe(self, observer: Observer) -> None:
-        """Report all observations, and every scan except the first, until cancelled."""
+        """Report all observations until cancelled, without the scan that `first_scan` returned."""
         status = monitor.MonitoringStatus(observer)
         pause_s = self._timeouts.restart_first_s
         while True:
@@ -165,7 +166,7 @@ class NvmlSource:
         return await self._monitor.run()
 
     async def _end(self, session: nvml_session.Session, status: monitor.MonitoringStatus) -> None:
-        """Shut NVML down once all calls have returned, and store the last scan."""
+        """Store the last scan, and shut NVML down once all calls have returned or are abandoned."""
         session.events.stop()
         late_s, abandon_s = self._timeouts.answer_s, self._timeouts.abandon_s
         all_returned = await self._calls.wait_all(late_s)

@@ -75,7 +75,7 @@ class Session:
         return not (discovered.lost or discovered.unreadable or discovered.problems)
 
     def poll(self, uuid: str) -> PollAnswer:
-        """Poll one GPU. Raises SessionEnded."""
+        """Poll one GPU. Raises SessionEnded if NVML has to be initialised again."""
         try:
             poll = self._poll(uuid)
             if poll.error == decode.Code.INVALID_ARGUMENT.name and uuid in self._answered:
@@ -101,7 +101,7 @@ class Session:
             )
 
     def rescan(self) -> gpu.Scan:
-        """Scan every GPU again. Raises SessionEnded if the GPUs that answer have changed."""
+        """Scan every GPU again. Raises SessionEnded if other GPUs answer now, or if NVML failed."""
         before = self._discovered
         try:
             discovered = discovery.discover_gpus(self._nvml, self._files, before.gpus)
