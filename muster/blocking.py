@@ -28,8 +28,8 @@ class Serial:
     async def run(self, call: Callable[[], Result], *, timeout_s: float | None = None) -> Result:
         """Return the result of `call`. Raises its exceptions, or TimeoutError.
 
-        If the caller stops waiting, the call continues, and the next call begins only when this one
-        has ended.
+        If the caller stops waiting, a call that has begun continues, and the next call begins only
+        when it has ended.
         """
         async with asyncio.timeout(timeout_s):
             while self._last is not None and not self._last.done():

@@ -33,7 +33,7 @@ class TooManyPages(ValueError):
 def split(inventory: vocabulary.InventoryReported) -> tuple[vocabulary.InventoryReported, ...]:
     """Return the pages of an inventory, without their version; there may be more than PAGES_MAX.
 
-    A single device or GPU that is longer than a page has its own page.
+    An item that is longer than a page has its own page.
     """
     gpus = inventory.gpus
     head = msgspec.structs.replace(

@@ -94,7 +94,7 @@ def _list(stacks: list[running.Running]) -> None:
 
 
 def _act(command: str, directory: Path | None, act: Callable[[running.Running], None]) -> int:
-    """Call `act` with the running stack, of which there must be one; return the exit code."""
+    """Call `act` with the running stack if there is exactly one; return the exit code."""
     stacks = [each for each in running.here() if _is_meant(each, directory)]
     if not stacks:
         where = f" in {directory}" if directory else ""
@@ -258,7 +258,7 @@ def _gpus(record: running.Running, node: str) -> _Resource:
 
 
 def _gpu(record: running.Running, node: str) -> str:
-    """Return a GPU that still works: that of a pod, if there is one."""
+    """Return a working GPU's id, preferably of one that a pod uses. Raises CannotBreak."""
     gpus = _gpus(record, node)
     of_pods = [gpu for allocation in gpus.allocations for gpu in allocation.ids]
     for gpu in [*of_pods, *sorted(gpus.devices)]:

@@ -257,7 +257,7 @@ class Cluster:
         )
 
     async def _may(self, verb: str) -> bool:
-        """Return whether the user may forward a port; True if this is unknown."""
+        """Return whether the user has this permission on pods/portforward; True if unknown."""
         attributes = {
             "verb": verb,
             "resource": "pods",

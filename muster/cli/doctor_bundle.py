@@ -1,7 +1,7 @@
 """Adapter: files and the Kubernetes API: writes the archive for a bug report (`--bundle`).
 
 All its content passes through `redaction`. Values of environment variables, Secrets and arguments
-are not read at all.
+are never included.
 """
 
 import asyncio
@@ -186,7 +186,7 @@ def check(file: Path, *, force: bool) -> None:
 
 
 def write(file: Path, content: bytes, *, force: bool) -> None:
-    """Write a file atomically, readable only by its owner. Raises Refused."""
+    """Write a file that only its owner can read; a failure leaves no part of it. Raises Refused."""
     check(file, force=force)
     place = file.with_name(f".{file.name}.{os.getpid()}") if force else file
     try:
@@ -208,7 +208,7 @@ def _or_reason(observed: object) -> object:
 
 
 def _description(pod: installation.Pod) -> dict[str, object]:
-    """Return a pod's specification and status; of environment variables, only the names."""
+    """Return parts of a pod's specification, and its status; of variables, only the names."""
     return {
         "name": pod.name,
         "part": pod.part,

@@ -78,7 +78,7 @@ async def receivers(connected: bus.Bus) -> Receivers | None:
 
 
 async def refused(connected: bus.Bus) -> Mapping[str, str]:
-    """Return the first problem of each plugin whose last configuration was refused."""
+    """Return the first problem of each plugin whose last configuration was refused; at most 50."""
     subject = vocabulary.ConfigurationRefused.SUBJECT.format(node="*", plugin="*")
     stream, live = streams.EVENTS.name, await connected.link.client()
     refused: dict[str, str] = {}
@@ -110,7 +110,8 @@ async def plugins(
 ) -> Mapping[str, str]:
     """Return the version of each plugin whose heartbeat arrives while this function listens.
 
-    It listens until all healthy plugins have sent a heartbeat, or until each should have sent one.
+    It listens until all healthy plugins have sent a heartbeat or should have sent one, but at most
+    `_LISTEN_S`.
     """
     listen_s, expected = _LISTEN_S, set[tuple[str, str]]()
     if isinstance(fleet, health_state.State):

@@ -56,7 +56,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class NotSeen:
-    """Why something was not observed; `is_refused` if the attempt was refused."""
+    """Why something was not observed; with `is_refused`, the check is incomplete (exit code 2)."""
 
     why: str
     is_refused: bool = True
@@ -100,7 +100,7 @@ class Receivers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observations:
-    """All observations; `None` stands for a stream or a leader that does not exist."""
+    """All observations; `None` stands for an object that does not exist."""
 
     pods: Sequence[installation.Pod] | NotSeen
     bus: Bus | Broken | NotSeen
@@ -127,5 +127,5 @@ class Commands:
     """Empty if no cluster is named."""
 
     def in_cluster(self, words: str) -> str:
-        """Return a kubectl command; empty without a cluster."""
+        """Return a kubectl command; empty if no cluster is named."""
         return f"{self.kubectl} {words}" if self.kubectl else ""

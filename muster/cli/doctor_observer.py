@@ -74,7 +74,7 @@ class Target:
 async def opened(
     target: Target, progress: Progress, reasons: Sequence[str]
 ) -> AsyncIterator["Observer"]:
-    """Yield an observer until the block ends; `reasons` explains the last loss of NATS."""
+    """Yield an observer until the block ends; `reasons` says why NATS was last lost."""
     async with contextlib.AsyncExitStack() as stack:
         is_opened = target.context and target.url is None
         own = stack.enter_context(reach.restored()) if is_opened else os.environ
@@ -349,7 +349,7 @@ def _metrics(url: str) -> str:
 def _versions(
     of_plugins: Mapping[str, str] | NotSeen, processes: Sequence[Process] | NotSeen
 ) -> Mapping[str, str] | NotSeen:
-    """Return the version of each process."""
+    """Return the version of each process, or why none is known."""
     services = [] if isinstance(processes, NotSeen) else processes
     versions = {each.name: each.version for each in services}
     if not isinstance(of_plugins, NotSeen):

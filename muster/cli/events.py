@@ -103,7 +103,7 @@ def unreached(error: ConnectionError, reasons: Sequence[str]) -> str:
 
 
 def address(command: str, url: str | None) -> str:
-    """Return the given address of NATS, or that of the newest `muster up` of this user."""
+    """Return the given address of NATS, that of the user's newest `muster up`, or the default."""
     if url:
         return url
     chosen = next((stack.nats_url for stack in running.here()), client.DEFAULT_URL)

@@ -142,9 +142,9 @@ def _name_chosen(command: str, address: str | None, nats_url: str | None) -> Non
 def fetch(address: str | None) -> tuple[str, str | None, health_state.State]:
     """Return the health service's address, NATS's address if it is known, and health's state.
 
-    Of several given addresses, the leader's is returned. NATS's address is known if health belongs
-    to a `muster up` of this user. Raises ConnectionError if nothing answers, and ValueError for an
-    invalid address.
+    Of several given addresses, the leader's is returned, or the first that answers if none leads.
+    NATS's address is known if health belongs to a `muster up` of this user. Raises ConnectionError
+    if nothing answers, and ValueError for an invalid address.
     """
     here = running_here()
     parts = address.split(",") if address else []

@@ -40,7 +40,7 @@ class BadAuthority(ValueError):
 def make(directory: Path, *, at: float) -> list[str]:
     """Create all keys and the derived files; return the files' names.
 
-    This and the functions below raise BadDirectory, and OSError.
+    Raises BadDirectory and OSError, as the functions below that read or write files do.
     """
     own(directory)
     # new keys that were created by mistake would lock out all clients
@@ -161,7 +161,7 @@ def make_certificates(
 ) -> list[str]:
     """Write ca.key, ca.crt, tls.crt and tls.key for these hosts; return the names.
 
-    Raises OSError, BadDirectory if there is an authority already, and ValueError for an invalid
+    Raises OSError, BadDirectory if one of these files exists already, and ValueError for an invalid
     host.
     """
     for host in hosts:
@@ -182,7 +182,8 @@ def renew_certificate(
 ) -> list[str]:
     """Write new tls.crt and tls.key, signed by the existing authority; return the names.
 
-    Raises OSError, BadDirectory if there is no authority, and ValueError for an invalid host.
+    Raises OSError, also if there is no authority, BadDirectory if the authority cannot sign this
+    certificate, and ValueError for an invalid host.
     """
     authority = {name: (directory / name).read_text() for name in ("ca.key", "ca.crt")}
     try:

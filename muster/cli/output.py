@@ -43,7 +43,7 @@ class Unwritable(Exception):
 
 @contextlib.contextmanager
 def guarded() -> Iterator[None]:
-    """Raise Unwritable for every failure to write to standard output inside the block.
+    """Raise Unwritable for the first failure to write to standard output inside the block.
 
     An OSError would look like a failure of NATS or of a file. Output is flushed at the end. After a
     failure, nothing more is written.
@@ -151,7 +151,7 @@ def ask(question: str) -> None:
 
 
 def progress(text: str) -> None:
-    """Replace the last line on standard error; an empty text removes it."""
+    """Replace the last line on standard error, if that is a terminal; an empty text removes it."""
     if sys.stderr.isatty():
         sys.stderr.flush()
         os.write(sys.stderr.fileno(), f"\r\x1b[K{texts.plain(text)}".encode())

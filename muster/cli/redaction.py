@@ -53,7 +53,7 @@ _FORMATS: Final = (
     re.compile(r"(?<!\d)\d{6,12}:[\w-]{30,}"),
 )
 _SCHEMES: Final = frozenset({"http", "https", "nats", "tls", "ws", "wss"})
-"""The schemes that muster itself uses; addresses with other schemes are removed completely."""
+"""The schemes that muster itself uses; of addresses with other schemes, only the scheme is kept."""
 _HOST: Final = re.compile(r"[\w.-]+(?::\d{1,5})?|\[[\da-f:]+\](?::\d{1,5})?", re.IGNORECASE)
 _IN_CLUSTER: Final = re.compile(r"[\d.]+|[^.]+|.*\.svc(?:\..*)?")
 """An IPv4 address, a name without dots, or a Kubernetes Service."""

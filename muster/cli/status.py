@@ -16,7 +16,7 @@ _SHOWN_MAX: Final = 200
 
 
 def at(time: datetime | None) -> str:
-    """Return a time in the local time zone."""
+    """Return a time as text in the local time zone; `-` if there is none."""
     return "-" if time is None else f"{time.astimezone():%Y-%m-%d %H:%M:%S}"
 
 

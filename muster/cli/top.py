@@ -109,7 +109,7 @@ async def show(
 ) -> None:
     """Show the page until the user closes it or this task is cancelled.
 
-    `reasons` contains the reason for the last loss of NATS.
+    `reasons` contains the reason for the last lost connection to NATS.
     """
     fleet = model.FleetModel()
     for name in ("COLUMNS", "LINES"):
@@ -270,7 +270,7 @@ class Source:
         return [*notes, *lines[start:]]
 
     async def _past_events(self, node: str, notes: list[str]) -> list[codec.CloudEvent] | None:
-        """Return a node's events, cached for a while; None if they cannot be read."""
+        """Return a node's events, cached for a while; on failure, the cached ones or None."""
         now = self._clock()
         if node != self._node or now - self._past_at > _PAST_S:
             try:

@@ -83,7 +83,7 @@ def title(text: str, width: int) -> Line:
 def tabs(names: Sequence[str], opened: str, positions: Sequence[str], width: int) -> Line:
     """Return a line with the names of the views, and the longest of the `positions` that fits.
 
-    If none fits, only the open view has its name beside its number.
+    If none fits beside all names, only the open view has its name beside its number.
     """
     variants = [
         [*left, Part(" " * gap), Part(f" {position}", Tone.DIM)]

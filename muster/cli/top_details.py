@@ -80,7 +80,7 @@ def process_lines(process: rows.Process) -> list[str]:
 
 
 def entry_lines(shown: rows.Entry) -> list[str]:
-    """Return an event in full, as JSON."""
+    """Return an event as JSON, cut off if it is long; without JSON, return its text."""
     if not shown.json:
         return [shown.text]
     if shown.is_cut:

@@ -141,7 +141,7 @@ class Listing(Generic[T]):
 
     @property
     def chosen(self) -> T | None:
-        """The item at the cursor."""
+        """The item at the cursor; None if no item is shown."""
         return self._shown[self.cursor] if self._shown else None
 
     @property

@@ -255,7 +255,7 @@ class Page:
     def frame(
         self, width: int, height: int, *, now: datetime, problem: str, bus_problem: str
     ) -> list[Line]:
-        """Return exactly `height` lines of `width` cells.
+        """Return `height` lines of `width` cells, but at least one line of 20 cells.
 
         `problem` is why the state is old or incomplete, `bus_problem` why changes arrive late.
         """

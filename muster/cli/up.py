@@ -85,7 +85,7 @@ def up(
 
 
 class Lines:
-    """Prints the log lines of a stack, or stores them while the page of `muster top` is open."""
+    """Stores the log lines of a stack; also prints them unless the page of `muster top` is open."""
 
     def __init__(self) -> None:
         self.is_page_open = False

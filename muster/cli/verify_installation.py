@@ -59,7 +59,7 @@ async def _run(url: str, namespace: str, resources: list[str]) -> int:
 
 
 async def _device(namespace: str, resource: str) -> str:
-    """Wait until the pod that requests a device runs."""
+    """Wait until the pod that requests a device runs; return the result as text. Raises Failed."""
     label = "app.kubernetes.io/name=muster-test-device"
     clock = asyncio.get_running_loop().time
     began = clock()

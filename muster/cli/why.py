@@ -41,7 +41,7 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def plugins(self) -> list[health_state.Plugin]:
-        """Return the plugins of the node, or only the requested plugin."""
+        """Return the plugins of the node, or only those that have the requested name."""
         only = self.only
         shown = (p for p in self.all_plugins if only is None or p.is_named(only))
         return sorted(shown, key=lambda p: (bool(p.watched), p.name))
@@ -95,7 +95,7 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_cut(self) -> bool:
-        """Whether there are later events that were not received."""
+        """Whether later events may be missing, because too many were received."""
         return len(self.events or ()) >= _EVENTS_MAX
 
     @property

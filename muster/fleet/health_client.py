@@ -49,7 +49,7 @@ def check_address(address: str) -> str:
 
 
 def read_state(url: str, query: str = "", *, host: str = "") -> health_state.State:
-    """Return the state of the health service at a URL; with a query, within seconds.
+    """Return the state of the health service at a URL; with a query, in a few seconds at most.
 
     `query` is what `/state` accepts: `node=NAME`, or `nodes=500&after=NAME`. `host` is the server's
     name if the URL has only its address. Raises ConnectionError or UnreadableState.

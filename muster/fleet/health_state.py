@@ -14,7 +14,7 @@ from muster import escaping, matching, vocabulary
 RECOVERING: Final = "RECOVERING"
 """Shown instead of a verdict whose problem has ended, but not long enough ago."""
 SUSPECTED: Final = "SUSPECTED"
-"""Shown instead of HEALTHY while health finds out why a plugin is silent."""
+"""Shown instead of HEALTHY while health finds out why a plugin is silent or reports a problem."""
 _SUSPECT_STATE: Final = "suspect"
 _WELL: Final = frozenset({vocabulary.Verdict.HEALTHY.value, vocabulary.Verdict.MAINTENANCE.value})
 UNCONFIRMED: Final = frozenset(
@@ -164,7 +164,7 @@ class Plugin(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def past(self) -> tuple[Evidence, ...]:
-        """Return the evidence of a problem that has ended, but not long enough ago."""
+        """Return the evidence of problems that have ended, but not long enough ago."""
         if self.recovery is not None:
             return self.evidence
         return tuple(item for each in self.alerts if each.recovery for item in each.evidence)
@@ -235,7 +235,7 @@ class Service(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The groups that a node's labels name; empty if unknown."""
+    """A node's pool and zone according to its labels; empty if unknown."""
 
     pool: str = ""
     zone: str = ""

@@ -208,7 +208,7 @@ class FleetModel:
         return of_nodes + sum(self.silence_of(each, at) is not None for each in elsewhere)
 
     def problem(self, now: float) -> str:
-        """Return why the state may be old or incomplete; empty while health answers."""
+        """Return why the state may be old or incomplete; empty if it is neither."""
         why = f": {self._failure}" if self._failure else ""
         if self.read_at is None:
             if self._began_at is None:

@@ -89,7 +89,8 @@ class FleetReader:
     ) -> list[codec.CloudEvent]:
         """Return the events up to this age, oldest first; at most `events_max` from each stream.
 
-        Raises ValueError for a pattern that nothing can match, and ConnectionError without NATS.
+        Raises ValueError for a pattern that nothing can match, and ConnectionError if NATS does not
+        answer.
         """
         by_stream: dict[streams.Stream, list[str]] = {}
         for subject in vocabulary.subject_filters(types, node):
@@ -115,7 +116,7 @@ class FleetReader:
             raise ConnectionError(f"no answer within {_READ_S:g} s") from None
 
     async def _page(self, after: str) -> health_state.State:
-        """Return the nodes after a name. Raises ConnectionError or UnreadableState."""
+        """Return the page of nodes after a name. Raises ConnectionError or UnreadableState."""
         quoted = urllib.parse.quote(after, safe="")
         page = await self._read(f"nodes={PAGE_NODES}&after={quoted}")
         if page.next and page.next <= after:

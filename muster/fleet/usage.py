@@ -27,7 +27,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def of_plugin(plugin: health_state.Plugin, resource: str) -> str:
-    """Return how many devices of a resource a plugin has; `0 of 20` if pods may not use all."""
+    """Return a plugin's device count as text; `3 of 20` means that pods may use only 3."""
     total = plugin.devices[resource]
     usable = plugin.allocatable.get(resource, total)
     text = f"{usable} of {total}" if usable < total else str(total)

@@ -98,7 +98,7 @@ class Answer:
 
     @property
     def is_forbidden(self) -> bool:
-        """Whether the request failed because a permission is missing."""
+        """Whether the request failed because credentials are invalid or a permission is missing."""
         return self.status in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}
 
     @property
@@ -148,8 +148,8 @@ async def find(
 class Api:
     """The API of one cluster; an async context manager.
 
-    A request that fails for a temporary reason is retried, at most `attempts` times or, without
-    this limit, until its timeout.
+    A request that fails for a temporary reason is repeated, up to `attempts` attempts in total or,
+    without this limit, until its timeout.
     """
 
     def __init__(self, where: "client.Where", *, attempts: int | None = None) -> None:

@@ -330,7 +330,7 @@ def _missing_files(facts: Facts) -> Iterable[PluginFinding]:
 
 
 def _forgetful_kubelet(node: NodeFacts) -> Iterable[PluginFinding]:
-    """Yield a finding for each kubelet that loses DRA drivers after 30 idle minutes (D11)."""
+    """Yield a finding if the node's kubelet loses DRA drivers after 30 idle minutes (D11)."""
     info = node.node.status.node_info if node.node.status else None
     drivers = [each for each in node.plugins if each.plugin.drivers]
     version = "" if info is None else info.kubelet_version.partition("+")[0]

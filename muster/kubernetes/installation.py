@@ -140,7 +140,7 @@ class Pod(objects.HasMetadata, frozen=True):
 
     @property
     def is_over(self) -> bool:
-        """Whether this pod belongs to a Job and has succeeded."""
+        """Whether this pod has succeeded, as the pods of Jobs do."""
         return self.status.phase == "Succeeded"
 
     @property

@@ -90,7 +90,7 @@ class Lease(leadership.Election):
             self._until = asked_at + self._duration_s * (1 - _MARGIN)
 
     async def _claim(self, lease: objects.Lease | None, timeout_s: float) -> int | None:
-        """Make this replica the holder of the given Lease; return its term, or None on failure."""
+        """Make this replica the holder of this or a new Lease; return its term, None on failure."""
         transitions = (lease.spec.lease_transitions or 0) if lease and lease.spec else 0
         is_renewal = lease is not None and lease.holder == self.name and self.term() is not None
         term = transitions if is_renewal else transitions + 1

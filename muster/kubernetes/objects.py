@@ -1,6 +1,6 @@
 """Pure: defines the objects and fields of the Kubernetes API that muster reads.
 
-Every field may be absent or null; properties then return empty values. Times are parsed on demand.
+A field may be absent or null; properties are then empty or None. Times are parsed on demand.
 """
 
 from collections.abc import Iterable, Mapping
@@ -191,7 +191,7 @@ class Node(HasMetadata, frozen=True):
 
 
 class ResourceRequirements(Object, frozen=True):
-    """The resources that a container requests."""
+    """The resources that a container requests, and its limits."""
 
     requests: dict[str, str | int] | None = None
     limits: dict[str, str | int] | None = None
@@ -352,7 +352,7 @@ class Event(Object, frozen=True):
 
 
 class LeaseSpec(Object, frozen=True):
-    """The holder of a Lease; `renew_time` is by the holder's clock."""
+    """The holder of a Lease, and how often it changed; `renew_time` is by the holder's clock."""
 
     holder_identity: str | None = None
     renew_time: str | None = None
@@ -371,7 +371,7 @@ class Lease(HasMetadata, frozen=True):
 
     @property
     def renewed_at(self) -> datetime | None:
-        """Return when the Lease was last renewed, by the API server's clock if that is known.
+        """Return when the Lease was last renewed, if known; by the API server's clock if possible.
 
         `renewTime` is by the holder's clock, which may be wrong. The API server also records when
         that field last changed (apimachinery util/managedfields, managedfieldsupdater).

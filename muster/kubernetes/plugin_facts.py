@@ -84,7 +84,7 @@ class PluginFinding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """The objects read from a cluster; None for a kind that could not be read.
+    """The objects read from a cluster; None if pods, DaemonSets or slices could not be read.
 
     `now` is the API server's time.
     """
@@ -307,7 +307,7 @@ def trimmed_node(node: objects.Node) -> objects.Node:
 
 
 def trimmed_pod(pod: Pod) -> Pod:
-    """Return a copy of a pod without annotations, so that its list page is not kept in memory."""
+    """Return a copy of a pod without annotations and managed fields, to save memory."""
     metadata = msgspec.structs.replace(pod.metadata, annotations=None, managed_fields=None)
     return msgspec.structs.replace(pod, metadata=metadata)
 

@@ -84,7 +84,10 @@ def _resource(
 def _lost(
     facts: Facts, node: NodeFacts, resource: str, offer: Offer, plugin: PluginPod | None
 ) -> Iterable[PluginFinding]:
-    """Yield a finding for a resource without usable devices, unless its plugin has just started."""
+    """Yield a finding for a resource without usable devices.
+
+    Plugins that have just started, or that register on demand, are excepted.
+    """
     pods = [each for each in node.plugins if each.plugin.serves(resource)]
     if any(each.plugin.registers_on_demand for each in pods) or (pods and plugin is None):
         return
@@ -118,7 +121,7 @@ def _lost(
 def _none(
     facts: Facts, node: NodeFacts, resource: str, plugin: PluginPod
 ) -> Iterable[PluginFinding]:
-    """Yield a finding for a resource without devices, unless the resource is obsolete."""
+    """Yield a finding for a resource without devices, unless its plugin now serves another one."""
     if plugin.plugin.registers_on_demand:
         return
     expected = _expected(facts, node, resource, plugin)
@@ -219,7 +222,7 @@ def _pod(facts: Facts, plugin: PluginPod) -> Iterable[PluginFinding]:
 
 
 def _rejections(facts: Facts) -> Iterable[PluginFinding]:
-    """Yield a finding for each node whose kubelet refused devices to pods in the last hour."""
+    """Yield findings about resources that the kubelet refused to pods in the last hour."""
     refused: dict[tuple[str, str], list[tuple[float, Pod]]] = {}
     for pod in facts.pods:
         age_s = facts.age_s(_since(pod))

@@ -27,7 +27,7 @@ class Metadata(objects.Metadata, frozen=True):
 
     @property
     def changed_at(self) -> datetime | None:
-        """Return when a field last changed, according to the managed fields; None if unknown."""
+        """Return when a field last changed, or when its object was created; None if unknown."""
         times = (objects.parse_time(entry.time) for entry in self.managed_fields or ())
         return max((time for time in (*times, self.created_at) if time), default=None)
 

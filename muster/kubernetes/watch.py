@@ -135,7 +135,7 @@ class Reflector(Generic[Shape, Kept]):
                 )
 
     def list_again(self) -> None:
-        """List all objects again when the current watch ends."""
+        """List all objects again after the next line, or the end, of the current watch."""
         self._version = ""
 
     async def _list(self) -> None:

@@ -62,7 +62,7 @@ def binary() -> Path:
 
 
 def free_port() -> int:
-    """Return a port that was free a moment ago.
+    """Return a port that was free a moment ago. Raises NatsUnavailable.
 
     If possible, it is a port that the kernel does not use for outgoing connections, so that it is
     still free when a server restarts.
@@ -173,7 +173,7 @@ class NatsServer:
         await self._end(signal.SIGKILL)
 
     async def stop(self) -> None:
-        """Stop the server cleanly."""
+        """Stop the server cleanly; kill it if that takes more than 5 s."""
         await self._end(signal.SIGTERM)
 
     def freeze(self) -> None:

@@ -84,7 +84,7 @@ class Process:
         self.program = program
         self.log = log
         self.addresses: dict[str, str] = {}
-        """The addresses that the program listens on, such as `http`."""
+        """The values of the program's `listening` line, such as its address `http`."""
         self._last_lines: deque[str] = deque(maxlen=20)
         self._process: asyncio.subprocess.Process | None = None
         self._reading: list[asyncio.Task[None]] = []
@@ -113,7 +113,7 @@ class Process:
 
     @property
     def settings(self) -> Path | None:
-        """The settings file of the program."""
+        """The settings file of the program; None if it has none."""
         options = self.program.arguments
         return Path(options[options.index("--config") + 1]) if "--config" in options else None
 

@@ -118,12 +118,12 @@ def plugin_settings(
 class Stack:
     """Everything that `muster up` runs; an async context manager.
 
-    `show` is called with one line for each event. NATS listens on `nats_port` if that is free; a
-    server at `nats_url` is used instead of a new server. All other programs listen on free ports.
-    With `port`, each program including NATS listens on the port that `port_of` names. With
-    `restart`, a program that ends by itself is started again. With `has_console`, the console runs,
-    too; its address is shown first. `receivers` is a directory with further receivers of the
-    notifier, which is kept; by default, an empty one in the directory of the stack.
+    `show` is called with each line of output. NATS listens on `nats_port` if that is free; a server
+    at `nats_url` is used instead of a new server. All other programs listen on free ports. With
+    `port`, each program including NATS listens on the port that `port_of` names. With `restart`, a
+    program that ends by itself is started again. With `has_console`, the console runs, too; its
+    address is shown first. `receivers` is a directory with further receivers of the notifier, which
+    is kept; by default, an empty one in the directory of the stack.
     """
 
     def __init__(
@@ -160,7 +160,7 @@ class Stack:
         )
 
     async def __aenter__(self) -> Self:
-        """Start all programs. On ProgramFailed or NatsUnavailable, stop them all and reraise."""
+        """Start all programs, or stop them all. Raises ProgramFailed and NatsUnavailable."""
         self.directory, lock = running.claim()
         self._lock.callback(os.close, lock)
         self.receivers.mkdir(mode=0o700, parents=True, exist_ok=True)

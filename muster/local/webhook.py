@@ -110,7 +110,7 @@ class WebhookReceiver:
         self._behaviour = behaviour
 
     def received(self, since: int = 0) -> list[Received]:
-        """Return the recorded POSTs from index `since`."""
+        """Return the recorded POSTs from index `since` on."""
         return [received for received in self._kept if received.index >= since]
 
     async def wait_for(

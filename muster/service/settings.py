@@ -128,7 +128,7 @@ def only(documents: list[Any], shape: type[Settings], *, source: str, file: str 
 
 
 def _trees(text: str, name: str, source: str) -> list[Any]:
-    """Return the documents of a ConfigMap's file; none if its name is that of another format."""
+    """Return the documents of a ConfigMap's file; none if it has another format than YAML."""
     try:
         return parse(text.encode(), source=f"{source}: {name}")
     except BadSettings:

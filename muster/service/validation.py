@@ -228,7 +228,7 @@ def _check_length(kind: Any, value: list[Any], path: str, problems: list[Problem
 
 
 def section_in(kind: Any) -> tuple[bool, type[msgspec.Struct] | None]:
-    """Return whether a type is a list of sections, and the type of its section, if any."""
+    """Return whether a type is a list, and the type of the section in it, if any."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin is typing.Annotated:
         return section_in(arguments[0])
@@ -298,7 +298,7 @@ def _expectation(expected: re.Match[str]) -> str:
 
 
 def _choices(kind: Any) -> Iterator[str]:
-    """Yield every value of an enumeration."""
+    """Yield every value of the enumerations and literals in a type."""
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
         yield from (str(member.value) for member in kind)
     elif typing.get_origin(kind) is typing.Literal:

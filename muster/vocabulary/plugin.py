@@ -24,7 +24,7 @@ class Condition(enum.StrEnum):
 
 
 class RegistrationReason(enum.StrEnum):
-    """Why a resource was registered with the kubelet: it is new, or was lost."""
+    """Why a resource was registered with the kubelet: it is new, has changed, or was lost."""
 
     START = "start"
     KUBELET_SOCKET_REPLACED = "kubelet_socket_replaced"
@@ -391,5 +391,5 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, g
 
     @property
     def subject(self) -> str:
-        """The NATS subject of the heartbeat. Raises ValueError for names without a subject."""
+        """The NATS subject of the heartbeat. Raises ValueError for names not allowed in one."""
         return f"muster.heartbeat.{facts.node_token(self.node)}.{facts.plugin_token(self.plugin)}"

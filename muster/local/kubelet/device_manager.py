@@ -171,7 +171,7 @@ class DeviceManager:
         return client
 
     def forget(self, client: Client) -> Client | None:
-        """Remove the client that the kubelet takes for this failed or closed one; return it."""
+        """Remove the client that the kubelet treats as this closed one; return it, or None."""
         known = self._clients.pop(client.resource, ())
         kept = tuple(c for c in known if c.socket != client.socket) if self.per_socket else ()
         if kept:
@@ -202,7 +202,7 @@ class DeviceManager:
         )
 
     def stream_ended(self, client: Client, now: float) -> Client | None:
-        """Disconnect the client that the kubelet takes for this one; return it, to be closed.
+        """Disconnect the client that the kubelet treats as this one; return it, to be closed.
 
         Up to 1.36 that is the resource's newest client; later, the one with the same socket.
         Without such a client, returns None and keeps the device lists.
@@ -275,7 +275,7 @@ class DeviceManager:
     # Allocation: offer, take, then grant or abandon; one request at a time
 
     def offer(self, request: Request, *, reusable: Collection[str] = frozenset()) -> Offer | None:
-        """Return the ids that can serve the request; None if nothing must be allocated.
+        """Return the ids that can serve a request; None if it needs none. Raises AllocationError.
 
         Health and registration are checked before the count and before the cache, because pods
         may be admitted again before the plugin is back (manager.go, devicesToAllocate).
@@ -358,7 +358,7 @@ class DeviceManager:
         return grant
 
     def abandon(self, resource: str) -> None:
-        """Free the ids that `take` reserved, because the plugin's answer was invalid."""
+        """Free the ids that `take` reserved, because the plugin did not allocate them."""
         self._reserved.pop(resource, None)
 
     def release(self, pod: str) -> None:

@@ -39,7 +39,7 @@ class Gone(Exception):
 
 
 class Log(Protocol):
-    """Writes one line."""
+    """A function that writes one log line."""
 
     def __call__(self, event: str, **facts: object) -> None:
         """Write the event and its facts."""
@@ -67,7 +67,7 @@ class Api:
         params: Mapping[str, str] | None = None,
         kind: str = "application/json",
     ) -> tuple[int, object]:
-        """Send a request; return status and body. `kind` is the content type of the request."""
+        """Send a request of content type `kind`; return status and body. Raises ApiUnavailable."""
         data = None if body is None else orjson.dumps(body)
         headers = {"Accept": "application/json"} | ({"Content-Type": kind} if data else {})
         try:
@@ -96,7 +96,7 @@ class Api:
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
-    """A machine's resources other than devices, in the API's notation, and its kubelet version."""
+    """A machine's CPU and memory as quantities, its kernel, architecture and kubelet version."""
 
     cpu: str
     memory: str
@@ -186,7 +186,7 @@ def _quantities(counts: dict[str, int]) -> dict[str, str]:
 
 
 class Node:
-    """The Node and the Lease of one kubelet; every call may raise ApiUnavailable."""
+    """The Node and the Lease of one kubelet; `report` and `renew` raise ApiUnavailable."""
 
     def __init__(self, api: Api, name: str, version: str) -> None:
         self._api = api

@@ -242,7 +242,7 @@ class Registration:
     async def register(
         self, request: dp.RegisterRequest, context: rpc.Context[dp.RegisterRequest, dp.Empty]
     ) -> dp.Empty:
-        """Register a plugin; the dial and the call for its options count towards the deadline."""
+        """Register a plugin; the call's deadline includes the dial and the call for its options."""
         if not self._accepts():
             await context.abort(grpc.StatusCode.UNAVAILABLE, "registrations are switched off")
         refusal = rules.refusal(request.version, request.resource_name)

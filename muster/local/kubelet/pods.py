@@ -85,7 +85,7 @@ class _Pod(msgspec.Struct):
 
 
 def read_pod(raw: object) -> Pod:
-    """Read a Pod object. Raises msgspec.ValidationError."""
+    """Read a Pod object. Raises msgspec.ValidationError and ValueError."""
     parsed = msgspec.convert(raw, _Pod)
     return Pod(
         uid=parsed.metadata.uid,

@@ -32,7 +32,7 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Resource(msgspec.Struct, frozen=True, kw_only=True):
-    """One resource name; `registered` and `streams_open` count since the kubelet started."""
+    """One resource name; `registered` counts registrations since the kubelet started."""
 
     registered: int = 0
     endpoint: str | None = None
@@ -333,7 +333,7 @@ def _resource_states(
     streams_open: Mapping[str, int],
     pods: Mapping[str, pods.Pod],
 ) -> dict[str, Resource]:
-    """Return every resource that was ever registered, listed or allocated, by name."""
+    """Return every resource registered or listed since the start, or allocated, by name."""
     capacity, allocatable = manager.capacity(), manager.allocatable()
     grants: dict[str, list[device_manager.Grant]] = {}
     for grant in manager.grants():

@@ -86,7 +86,7 @@ def write_checkpoint(directory: pathlib.Path, checkpoint: device_manager.Checkpo
 
 
 def read_checkpoint(directory: pathlib.Path) -> device_manager.Checkpoint:
-    """Read the checkpoint of an earlier kubelet. Raises UsageError."""
+    """Read the checkpoint of an earlier kubelet; empty if there is none. Raises UsageError."""
     path = directory / CHECKPOINT
     try:
         return msgspec.json.decode(path.read_bytes(), type=_File).data

@@ -26,13 +26,13 @@ Key = tuple[str, str]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Limits:
-    """The maximum number of stored objects and changes."""
+    """The limits of the store: objects, their size, Events, and logged changes."""
 
     objects_max: int = 20_000
     object_bytes_max: int = 1_572_864
     """etcd's own limit for one value."""
     events_max: int = 2_000
-    """Older changes are removed; a real cluster keeps them for an hour."""
+    """The oldest Event is removed for a new one; a real cluster keeps Events for an hour."""
     log_max: int = 5_000
     log_drop: int = 1_000
 

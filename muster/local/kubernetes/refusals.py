@@ -37,7 +37,7 @@ class Reason(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True)
 class Cause:
-    """One invalid field."""
+    """One field that causes the refusal."""
 
     field: str
     message: str

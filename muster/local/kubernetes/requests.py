@@ -96,7 +96,7 @@ def verb(method: str, place: resources.Place, *, is_watch: bool) -> str:
 
 
 def kubeconfig(url: str, token: str = "") -> dict[str, object]:
-    """Return a kubeconfig for the stand-in, with a user's token."""
+    """Return a kubeconfig for the stand-in: with a user's token, or for the administrator."""
     context = {"cluster": "muster", "user": "muster"}
     return {
         "apiVersion": "v1",
@@ -196,7 +196,7 @@ def selection(request: web.Request, place: resources.Place) -> objects.Selection
 
 
 def as_asked(request: web.Request, resource: resources.Resource, shown: trees.Tree) -> trees.Tree:
-    """Return an object or a list as a table if the client requests one and it exists."""
+    """Return an object or a list as a table if the client requests one and the resource has one."""
     if tables.ACCEPT in request.headers.get("Accept", "") and tables.has_table(resource):
         return tables.table(resource, shown, now=httpd.timestamp())
     return shown

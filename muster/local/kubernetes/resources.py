@@ -237,7 +237,7 @@ RESOURCES = (
 
 
 def find(group: str, version: str, plural: str) -> Resource:
-    """Return the resource that a path addresses."""
+    """Return the resource that a path addresses. Raises 404."""
     for resource in RESOURCES:
         if (resource.group, resource.version, resource.plural) == (group, version, plural):
             return resource

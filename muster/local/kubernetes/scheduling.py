@@ -187,7 +187,7 @@ def _write(
     at: str,
     ids: Iterator[str],
 ) -> None:
-    """Bind the pod, or set its condition; add the event, unless it already exists."""
+    """Bind the pod if it fits; set its condition and add an event, unless nothing has changed."""
     name, namespace = (_text(pod, "metadata", key) for key in ("name", "namespace"))
     condition: trees.Tree = {"type": "PodScheduled", "lastTransitionTime": at}
     if isinstance(decision, Bound):

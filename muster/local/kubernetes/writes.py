@@ -237,7 +237,7 @@ def _version(tree: trees.Tree) -> str:
 
 
 def refuse_invalid(resource: resources.Resource, stored: trees.Tree) -> None:
-    """Raise 422 Invalid with every invalid field."""
+    """Raise 422 Invalid, with all invalid fields, if there are any."""
     causes = tuple(_causes(resource, stored))
     if causes:
         raise refusals.invalid(resource.kind, trees.string_at(stored, "metadata", "name"), *causes)

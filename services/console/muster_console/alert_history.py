@@ -209,7 +209,7 @@ def title(group: str) -> str:
 
 
 def outcomes(deliveries: Iterable[Delivery], *, most: int) -> tuple[Delivery, ...]:
-    """Return the newest notification of each receiver, group, reason and outcome; `times` is set.
+    """Return the newest notification for each receiver, group, reason and outcome; `times` is set.
 
     The newest comes first. At most `most` are returned: the newest of each receiver takes
     precedence, then the newest of the others.

@@ -59,7 +59,7 @@ class Oidc(msgspec.Struct, frozen=True, kw_only=True):
     groups_claim: Annotated[str, msgspec.Meta(min_length=1, max_length=256)] = "groups"
 
     def __post_init__(self) -> None:
-        """Reject an issuer without encryption, and settings that let everybody act."""
+        """Reject an issuer without encryption, and settings that let nobody act."""
         check_encrypted("issuer", self.issuer)
         if not (self.emails or self.groups):
             raise ValueError(

@@ -57,7 +57,7 @@ class Moment(msgspec.Struct, frozen=True, kw_only=True):
     faults: tuple[FaultThen, ...]
     alerts: tuple[AlertThen, ...]
     restarts: int
-    """The number of restarts since the start of the timeline."""
+    """The number of starts, stops and restart decisions since the start of the timeline."""
     entries: tuple[timeline.Mark, ...]
     """The last entries of the timeline up to this time, the newest first."""
     deliveries: int

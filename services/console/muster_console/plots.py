@@ -143,7 +143,7 @@ def ages(by_node: Mapping[str, heartbeat_ages.Age]) -> Plot:
 
 
 def oldest(by_node: Mapping[str, heartbeat_ages.Age]) -> tuple[tuple[str, float], ...]:
-    """Return the nodes with overdue heartbeats and their age in seconds, the oldest first."""
+    """Return the most overdue nodes and the age of their heartbeats in seconds, the worst first."""
     late = [(name, age) for name, age in by_node.items() if 2 <= age.intervals < math.inf]  # noqa: PLR2004  # one is due
     late.sort(key=lambda each: (-each[1].intervals, each[0]))
     return tuple((name, age.seconds) for name, age in late[:_OLDEST_MAX])
@@ -206,7 +206,7 @@ def _counted(column: _Column, series: Sequence[Series]) -> str:
 
 
 def _round_up(value: int) -> int:
-    """Return the next even number of the form 1, 2, 4, 6 or 8 times a power of ten."""
+    """Round up to an even number that is 1, 2, 4, 6 or 8 times a power of ten."""
     if value <= _TOP_MIN:
         return _TOP_MIN
     power: int = 10 ** int(math.log10(value))

@@ -130,7 +130,7 @@ def is_faulty(value: str) -> bool:
 def value_at(
     steps: Sequence[Step], current: tuple[str, datetime | None], at: datetime
 ) -> tuple[str, datetime | None, str]:
-    """Return the value at a time, when it began, and the reason.
+    """Return the value at a time, when it began (None if unknown), and the reason.
 
     `current` is the current value, and when it began.
     """

@@ -92,7 +92,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     snapshot_period_s: sections.Pause = 300.0
 
     def __post_init__(self) -> None:
-        """Reject a relative path."""
+        """Reject a path that is relative or ends with a slash."""
         for key, path in (
             ("state", self.state),
             ("helper", self.helper),

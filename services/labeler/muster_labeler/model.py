@@ -32,9 +32,10 @@ _FUSE: Final = re.compile(r"[-a-z0-9.]+/fuse([-_.][-A-Za-z0-9_.]*)?")
 class Node:
     """A node: its labels and their owners, its resources and its runtime.
 
-    `owners` are the field managers of each label that names a model; `our_labels` are all labels
-    that muster owns; `labelled_from` is the source and product of the newest label. `ready_since`
-    is None while the node is not Ready. `is_selected` means that the policy's selector matches.
+    `owners` are the field managers of each accelerator label that muster may write; `our_labels`
+    are all labels that muster owns; `labelled_from` is the source and product of the newest label.
+    `ready_since` is None while the node is not Ready. `is_selected` means that the policy's
+    selector matches.
     """
 
     name: str
@@ -111,7 +112,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pod:
-    """A pod that uses fuse, or is one of muster's own.
+    """A pod that uses fuse, or that provides devices to pods.
 
     `is_agent` means that it is a device plugin, `is_nri` that it adds devices by annotation.
     `messages` explain why its containers failed or are waiting.

@@ -170,7 +170,7 @@ def _problem(pod: pods.Pod, asks: str | None, replace: str) -> str:
 
 
 def may_be_replaced(pod: pods.Pod) -> bool:
-    """Return whether the plan for a pod depends on its namespace."""
+    """Return whether the plan for a pod may depend on its namespace."""
     if pod.annotations.get(MOUNT) == "false" or _excess(pod):
         return False
     asks_for = (name for each in pods.placed(pod) for name in _resources(each.container).names)

@@ -63,7 +63,7 @@ class Webhook:
         self._slots = asyncio.Semaphore(_AT_ONCE_MAX)
 
     async def answer(self, request: web.Request) -> web.Response:
-        """Answer an admission request: 4xx if it is malformed, 503 if the server is overloaded."""
+        """Answer an admission request: 4xx if it is malformed, 503 if the answer takes too long."""
         try:
             with DECIDING.time():
                 async with asyncio.timeout(_DEADLINE_S), self._slots:

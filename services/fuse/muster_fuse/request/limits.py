@@ -19,7 +19,7 @@ _PODS_MAX: Final = 4096
 
 
 class Limiter:
-    """Counts the requests of all pods of a node."""
+    """Limits the requests and mounts of all pods of a node."""
 
     def __init__(self, limits: config.Limits) -> None:
         self._limits = limits

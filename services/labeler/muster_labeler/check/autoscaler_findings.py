@@ -41,7 +41,7 @@ _GKE_CONTEXT: Final = re.compile(r"gke_([^_]+)_([^_]+)_(.+)")
 
 
 def evaluate(view: ClusterView, commands: Commands, *, only: str | None = None) -> list[Finding]:
-    """Return the findings about autoscalers and fuse, or, with `only`, about one node."""
+    """Return the findings about autoscalers and fuse; with `only`, just AS004."""
     nodes = [node for node in view.nodes or () if only in {None, node.name}]
     pending = [p for p in view.pods or () if p.phase == "Pending" and not p.node and p.requests]
     result: list[Finding] = [*_node_local(view.slices, commands)]
@@ -107,7 +107,7 @@ def _refused(events: Iterable[model.KubernetesEvent], commands: Commands) -> Ite
 def _templates(
     view: ClusterView, nodes: list[model.Node], pending: list[model.Pod], commands: Commands
 ) -> Iterable[Finding]:
-    """Report node group templates that lack a resource which the autoscaler needs."""
+    """Report the node groups whose templates must offer a fuse resource."""
     in_use = _resources(view)
     if not in_use or (view.autoscaler is None and view.karpenter is None):
         return

@@ -125,7 +125,7 @@ class ClusterReader:
         )
 
     async def plugin_events(self) -> list[plugin_objects.Event]:
-        """Return the Kubernetes Events about claims that drivers could not prepare."""
+        """Return the Events about claims that drivers could not prepare; none if unreadable."""
         return (
             await self._all(
                 "/api/v1/events",
@@ -142,7 +142,7 @@ class ClusterReader:
         return await self._all(path, shape, lambda raw: raw, is_optional=True)
 
     async def own_pods(self, namespace: str) -> list[objects.Pod]:
-        """Return muster's own pods."""
+        """Return muster's own pods; none if they cannot be read."""
         return (
             await self._all(
                 f"/api/v1/namespaces/{namespace}/pods",
@@ -270,7 +270,10 @@ class ClusterReader:
         query: Mapping[str, str] | None = None,
         is_optional: bool = False,
     ) -> list[Kept] | None:
-        """Return all objects of a kind; None, with a note in `unread`, if they cannot be read."""
+        """Return all objects of a kind; None if they cannot be read.
+
+        The reason is added to `unread`, unless the kind is optional and the cluster lacks it.
+        """
         if permission in self._missing:
             return None
         decoder = msgspec.json.Decoder(shape)

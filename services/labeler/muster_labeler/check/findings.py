@@ -266,7 +266,7 @@ class FuseSupport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterView:
-    """The objects read from a cluster; None for unreadable ones. `now` is the API server's time."""
+    """The objects read from a cluster; None for those not read. `now` is the API server's time."""
 
     now: datetime
     nodes: Sequence[model.Node] | None = None

@@ -38,13 +38,13 @@ _PROVIDERS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class _Apply:
-    """The commands for one node; `options` allow labelling it if its GPUs are simulated."""
+    """Builds commands for findings about a node; `options` allow labelling simulated GPUs."""
 
     commands: Commands
     options: Sequence[str]
 
     def label(self, *words: str) -> str:
-        """Return the command that labels the node."""
+        """Return the `label-gpus` command with these options."""
         return self.commands.muster("label-gpus", "--apply", *words, *self.options)
 
 
@@ -64,7 +64,7 @@ def evaluate(
     simulated: Collection[str] = (),
     only: str | None = None,
 ) -> list[Finding]:
-    """Return the findings about all nodes, or, with `only`, about one node of the fleet."""
+    """Return the findings; with `only`, those about one node and about the label schemes."""
     fleet = node_labels.label_statuses(nodes, evidence)
     covering = node_labels.covering_scheme(fleet)
     label_all = _label_all(fleet, simulated, commands)

@@ -212,7 +212,7 @@ class _Cluster:
         self._path = f"/api/v1/namespaces/{namespace}"
 
     async def look(self, permissions: Sequence[Permission]) -> _Installation | None:
-        """Return the parts of muster; None if there are none. Raises _Refused."""
+        """Return the parts of muster; None if there are none. Raises both kinds of Refused."""
         progress = output.progress
         reader = cluster_reader.ClusterReader(
             self._api, timeout_s=self._timeout_s, progress=progress
@@ -294,14 +294,14 @@ class _Cluster:
             raise _refusal(answer)
 
     async def _running_pods(self, selector: str) -> int:
-        """Return how many of muster's pods have not ended. Raises _Refused."""
+        """Return how many of muster's pods have not ended. Raises kubernetes_api.Refused."""
         path = f"{self._path}/pods"
         label = ",".join(filter(None, ("=".join(_PART), selector)))
         phases = [pod.status.phase async for pod in self._all(path, _Pod, label)]
         return sum(phase not in _ENDED for phase in phases)
 
     async def _claims(self) -> int:
-        """Return the number of volume claims. Raises _Refused."""
+        """Return the number of volume claims. Raises kubernetes_api.Refused."""
         listed = self._all(f"{self._path}/{_CLAIMS}", objects.HasMetadata)
         return len([claim async for claim in listed])
 
@@ -330,7 +330,7 @@ class _Cluster:
                 yield volume.metadata.name
 
     async def _all(self, path: str, shape: type[Shape], label: str = "") -> AsyncIterator[Shape]:
-        """Yield the objects of a kind; none if the cluster lacks the kind. Raises _Refused."""
+        """Yield the objects of a kind; none without the kind. Raises kubernetes_api.Refused."""
         query = {"labelSelector": label} if label else {}
         try:
             async for page in self._api.pages(path, query=query, timeout_s=self._timeout_s):

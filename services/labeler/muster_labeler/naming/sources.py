@@ -73,7 +73,7 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """The reports of plugins and DRA about GPUs, by node."""
+    """The reports of plugins and DRA about GPUs, by node, and the reviewed `aliases`."""
 
     agents: Mapping[str, Kinds]
     slices: Mapping[str, Kinds]

@@ -204,7 +204,7 @@ class DecisionPublisher:
 
 
 class NodeConditionWriter:
-    """Writes node conditions; stores the wanted and the last written condition of each node."""
+    """Writes node conditions; stores the verdicts and the last written condition of each node."""
 
     def __init__(self, write: WriteCondition | None) -> None:
         self._write = write
@@ -259,7 +259,7 @@ class NodeConditionWriter:
 def _has_room(
     verdicts: dict[str, vocabulary.VerdictChanged], added: vocabulary.VerdictChanged
 ) -> bool:
-    """Return whether another plugin's verdict fits; drop one of the same kind to make room."""
+    """Return whether another plugin's verdict fits; may drop a watched one to make room."""
     same = [name for name, each in verdicts.items() if bool(each.watched) is bool(added.watched)]
     if not added.watched:
         return len(same) < vocabulary.PLUGINS_MAX
