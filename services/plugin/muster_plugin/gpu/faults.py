@@ -78,7 +78,7 @@ _READY: Final = frozenset({"completed", "not_supported"})
 FLAP_WINDOW_S: Final = 600.0
 DOUBLINGS_MAX: Final = 5
 QUIET_MAX_S: Final = 3600.0
-"""The longest quiet time that may be required, unless `cooldown_s` itself is longer."""
+"""The longest quiet time that may be required, unless three times `cooldown_s` is longer."""
 UNPROVEN_FACTOR: Final = 3
 """The factor that extends the quiet time if quiet is the only evidence of a recovery."""
 _REAPPEARED: Final = "it disappeared and came back"

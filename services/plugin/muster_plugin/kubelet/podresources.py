@@ -31,7 +31,7 @@ _SOON_S: Final = 1.0
 """The delay of a poll after an allocation: the kubelet lists it only after Allocate returns."""
 _TIMEOUT_S: Final = 5.0
 _DEFERRED_MAX: Final = 3
-"""How many times in a row an old answer is used when the kubelet is busy."""
+"""After this many busy answers in a row, the last answer is no longer valid."""
 _LIST: Final = "/v1.PodResourcesLister/List"
 _ALLOCATABLE: Final = "/v1.PodResourcesLister/GetAllocatableResources"
 MESSAGE_BYTES_MAX: Final = 4 * 1024 * 1024
