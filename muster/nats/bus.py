@@ -18,7 +18,7 @@ import nats.errors
 import prometheus_client
 
 from muster import codec, inventory_pages, shortening, vocabulary
-from muster.nats import connection, jetstream, streams
+from muster.nats import connection, consumer_sweep, jetstream, streams
 from muster.service import logs, runtime
 
 QUEUE_MAX: Final = 1_000
@@ -225,7 +225,7 @@ class Bus:
             try:
                 # a stream or bucket can be lost while the server is connected
                 await self.link.prepare(client)
-                removed = await jetstream.sweep_consumers(client)
+                removed = await consumer_sweep.sweep(client)
             except connection.LOST as error:
                 runtime.end_if_cancelled()
                 self._log.warning("stream_check_failed", error=str(error) or type(error).__name__)

@@ -24,8 +24,6 @@ from muster.service import logs, runtime
 _OTHER_CONFIGURATION: Final = 10058
 """nats-server's JSStreamNameExistErr: the stream exists with another configuration."""
 _DUPLICATES_S: Final = 120.0
-_EPHEMERAL_S: Final = 600.0
-"""How long an ephemeral consumer may exist without a reader; muster's own expire after 30 s."""
 
 
 async def create_streams(client: Client, *, replicas: int = 1) -> None:
@@ -101,46 +99,6 @@ async def _create_bucket(client: Client, bucket: streams.Bucket, *, replicas: in
             raise
 
 
-async def sweep_consumers(client: Client) -> int:
-    """Remove consumers that would long outlive their readers or misdirect messages; count them.
-
-    nats-server allows 1,000 consumers for each stream in total (2.15), and a consumer may push the
-    stream's messages to any subject of the account that somebody has subscribed to literally. A
-    consumer on several servers takes ten times the memory. Raises nats-py's errors.
-    """
-    removed = 0
-    for stream in streams.FOLLOWED:
-        for name in await _abandoned(client, stream.name):
-            # the server may have removed the consumer first
-            with contextlib.suppress(nats.js.errors.NotFoundError):
-                removed += await client.jetstream().delete_consumer(stream.name, name)
-            runtime.end_if_cancelled()
-    return removed
-
-
-async def _abandoned(client: Client, stream: str) -> list[str]:
-    consumers: list[api.ConsumerInfo] = []
-    while True:
-        page = await client.jetstream().consumers_info(stream, offset=len(consumers))
-        runtime.end_if_cancelled()
-        consumers += page
-        if not page:
-            break
-    return [
-        consumer.name
-        for consumer in consumers
-        if not (consumer.config.deliver_subject or _INBOX).startswith(_INBOX)
-        or (
-            not consumer.config.durable_name
-            and (
-                (consumer.config.inactive_threshold or 0) > _EPHEMERAL_S
-                or (consumer.config.num_replicas or 1) > 1
-            )
-        )
-    ]
-
-
-_INBOX: Final = "_INBOX."
 ABANDONED_S: Final = 30.0
 """How long the server keeps an ephemeral consumer without a reader."""
 

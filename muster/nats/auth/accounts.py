@@ -15,9 +15,9 @@ from typing import Final, TypeAlias
 
 import msgspec
 
-from muster.nats.auth import nkeys, permissions
+from muster.nats.auth import nkeys, permissions, shares
 
-Claims: TypeAlias = dict[str, object]
+Claims: TypeAlias = shares.Claims
 Random: TypeAlias = Callable[[int], bytes]
 """Returns this number of random secret bytes."""
 Keyring: TypeAlias = Mapping[str, Sequence[nkeys.Key]]
@@ -239,10 +239,10 @@ def _system() -> Claims:
     # the accounts name the accounts that import this, and only the operator can write them
     subjects = [f"$SYS.ACCOUNT.*.{what}" for what in _OF_CLIENTS]
     subjects += [f"$SYS.SERVER.*.{what}" for what in _OF_SERVERS]
-    exports = [_stream(subject) for subject in subjects]
+    exports = [shares.stream(subject) for subject in subjects]
     # every server answers
-    connections = _service(_CONNECTIONS.format("*")) | {"response_type": "Stream"}
-    exports += [connections, _service(_DISCONNECT)]
+    connections = shares.service(_CONNECTIONS.format("*")) | {"response_type": "Stream"}
+    exports += [connections, shares.service(_DISCONNECT)]
     return {"name": "SYS", "nats": _kind("account") | {"limits": _limits(), "exports": exports}}
 
 
@@ -254,11 +254,13 @@ def _auth(keys: Keys) -> Claims:
         "limits": _limits(),
         "signing_keys": list(keys.answers),
         "authorization": asks,
-        "exports": [_stream(permissions.LIMITED)],
+        "exports": [shares.stream(permissions.LIMITED)],
         "imports": [
-            _from(keys.system, _service(connections), to=permissions.CONNECTIONS),
-            _from(keys.system, _service(_DISCONNECT), to=f"{permissions.DISCONNECT}.$1"),
-            _from(keys.system, _stream(closed), to=permissions.CLOSED),
+            shares.imported(keys.system, shares.service(connections), to=permissions.CONNECTIONS),
+            shares.imported(
+                keys.system, shares.service(_DISCONNECT), to=f"{permissions.DISCONNECT}.$1"
+            ),
+            shares.imported(keys.system, shares.stream(closed), to=permissions.CLOSED),
         ],
     }
     return {"name": permissions.AUTH, "nats": _kind("account") | held}
@@ -272,8 +274,10 @@ def _plugins(keys: Keys) -> Claims:
     }
     held = {
         "limits": _limits() | each,
-        "exports": [_service("muster.rpc.>")],
-        "imports": [_from(keys.muster, _service(subject)) for subject in permissions.REPORTS],
+        "exports": [shares.service("muster.rpc.>")],
+        "imports": [
+            shares.imported(keys.muster, shares.service(subject)) for subject in permissions.REPORTS
+        ],
         "signing_keys": _signers(keys, [Role.NODE]),
     }
     return {"name": permissions.PLUGINS, "nats": _kind("account") | held}
@@ -283,31 +287,19 @@ def _labeler(keys: Keys) -> Claims:
     held = {
         "limits": _limits(),
         "imports": [
-            _from(keys.muster, _service(permissions.LABELS)),
-            *_imported_requests(keys, permissions.LABELER),
+            shares.imported(keys.muster, shares.service(permissions.LABELS)),
+            *shares.imported_requests(keys.muster, permissions.LABELER),
         ],
         "signing_keys": _signers(keys, [Role.LABELER]),
     }
     return {"name": permissions.LABELER, "nats": _kind("account") | held}
 
 
-def _imported_requests(keys: Keys, account: str) -> list[Claims]:
-    requests = zip(
-        permissions.imported_requests(account),
-        permissions.imported_requests(account, permissions.IMPORTED_API),
-        strict=True,
-    )
-    return [
-        _from(keys.muster, _service(theirs), to=ours.replace("*", "$1"))
-        for theirs, ours in requests
-    ]
-
-
 def _readers(keys: Keys) -> Claims:
     held = {
         "limits": _limits() | _READERS_LIMITS,
-        "exports": [_service(permissions.HEARTBEATS)],
-        "imports": _imported_requests(keys, permissions.READERS),
+        "exports": [shares.service(permissions.HEARTBEATS)],
+        "imports": shares.imported_requests(keys.muster, permissions.READERS),
         "signing_keys": _signers(keys, [Role.READER]),
     }
     return {"name": permissions.READERS, "nats": _kind("account") | held}
@@ -316,28 +308,30 @@ def _readers(keys: Keys) -> Claims:
 def _muster(keys: Keys) -> Claims:
     stored = dict.fromkeys(("mem_storage", "disk_storage", "streams", "consumer"), _NO_LIMIT)
     imports = [
-        _from(
+        shares.imported(
             keys.system,
-            _stream(f"$SYS.ACCOUNT.{account.public}.{what}"),
+            shares.stream(f"$SYS.ACCOUNT.{account.public}.{what}"),
             to=f"muster.nats.{what.lower()}",
         )
         for account in (keys.muster, keys.plugins)
         for what in _OF_CLIENTS
     ]
     imports += [
-        _from(keys.system, _stream(f"$SYS.SERVER.*.{what}"), to=f"muster.nats.{what.lower()}.$1")
+        shares.imported(
+            keys.system, shares.stream(f"$SYS.SERVER.*.{what}"), to=f"muster.nats.{what.lower()}.$1"
+        )
         for what in _OF_SERVERS
     ]
     imports += [
-        _from(keys.plugins, _service("muster.rpc.>")),
-        _from(keys.readers, _service(permissions.HEARTBEATS)),
-        _from(keys.auth, _stream(permissions.LIMITED)),
+        shares.imported(keys.plugins, shares.service("muster.rpc.>")),
+        shares.imported(keys.readers, shares.service(permissions.HEARTBEATS)),
+        shares.imported(keys.auth, shares.stream(permissions.LIMITED)),
     ]
     held = {
         "limits": _limits() | stored,
         "exports": [
-            *map(_service, (*permissions.REPORTS, permissions.LABELS)),
-            *map(_request, permissions.imported_requests(permissions.READERS)),
+            *map(shares.service, (*permissions.REPORTS, permissions.LABELS)),
+            *map(shares.request, permissions.imported_requests(permissions.READERS)),
         ],
         "imports": imports,
         "signing_keys": _signers(keys, [role for role in Role if owner(role) == "muster"]),
@@ -351,25 +345,6 @@ def _signers(keys: Keys, roles: Collection[Role]) -> list[Claims]:
         for role in roles
         for key in keys.roles.get(role, ())
     ]
-
-
-def _stream(subject: str) -> Claims:
-    return {"name": subject, "subject": subject, "type": "stream"}
-
-
-def _service(subject: str) -> Claims:
-    return {"name": subject, "subject": subject, "type": "service"}
-
-
-def _request(subject: str) -> Claims:
-    many = {"response_type": "Stream"} if permissions.has_many_answers(subject) else {}
-    return _service(subject) | many
-
-
-def _from(account: nkeys.Key, shared: Claims, *, to: str = "") -> Claims:
-    """Return an import of subjects that an account exports, mapped to `to` if that is set."""
-    whole = {**shared, "account": account.public}
-    return whole | {"local_subject": to} if to else whole
 
 
 def _template(role: Role) -> Claims:

@@ -32,8 +32,9 @@ own API.
 API: Final = "$JS.API"
 IMPORTED_API: Final = "$JS.muster.API"
 """The prefix of these requests: that of the JetStream domain `muster`."""
+MANY_ANSWERS: Final = ".CONSUMER.MSG.NEXT."
+"""A part of those requests that JetStream answers with several messages."""
 LABELS: Final = "muster.label.>"
-"""The subject of the labeler's decisions."""
 HEARTBEATS: Final = "muster.heartbeat.>"
 """The subject of all heartbeats. Readers also get them through a service: nats-server exports no
 stream of messages that an account has itself got through one (server/client.go, processMsgResults;
@@ -47,17 +48,15 @@ consumer with thousands of filters would block JetStream for many seconds.
 AUTH: Final = "AUTH"
 """The account of the gate, and of clients that it has not admitted yet."""
 CALLOUT: Final = "$SYS.REQ.USER.AUTH"
-"""The subject of nats-server's requests about unknown clients (server/auth_callout.go; 2.15)."""
+"""The subject of requests about unknown clients (nats-server, server/auth_callout.go; 2.15)."""
 CALLOUT_S: Final = 4
 """How long nats-server waits for the gate; clients wait for 2 s and then retry."""
 CONNECTIONS: Final = "muster.gate.connections"
-"""The subject of the gate's requests for the traffic of plugins' connections (CONNZ).
-"""
+"""The subject of the gate's requests for the traffic of plugins' connections (CONNZ)."""
 TRAFFIC: Final = "muster.gate.traffic"
 """The subject of the servers' answers; every gate receives the answers to all gates."""
 DISCONNECT: Final = "muster.gate.disconnect"
-"""The subject of the gate's requests to close a connection (KICK); the next token is the server.
-"""
+"""The subject of the gate's requests to close a connection (KICK); a server's token follows."""
 CLOSED: Final = "muster.gate.closed"
 """The subject on which the gate receives the traffic of a plugin's closed connection."""
 PENALTIES: Final = "muster.gate.penalties"
@@ -255,11 +254,6 @@ def imported_requests(account: str, api: str = API) -> tuple[str, ...]:
         *_reads(f"KV_{streams.SILENCES.name}", api),
         *(f"{api}.STREAM.INFO.{letters}", f"{api}.STREAM.MSG.GET.{letters}"),
     )
-
-
-def has_many_answers(request: str) -> bool:
-    """Return whether JetStream sends several messages in answer to one of these requests."""
-    return ".CONSUMER.MSG.NEXT." in request
 
 
 def console() -> Grant:

@@ -143,7 +143,7 @@ def _request_exports() -> str:
     """Return what muster's account exports to accounts that read: requests to JetStream."""
     lines = [f'      {{service: "{LABELS}", accounts: [{LABELER}]}}\n']
     for request in permissions.imported_requests(READERS):
-        kind = "response: stream, " if permissions.has_many_answers(request) else ""
+        kind = "response: stream, " if permissions.MANY_ANSWERS in request else ""
         readers = [a for a in READING if request in permissions.imported_requests(a)]
         lines.append(f'      {{service: "{request}", {kind}accounts: [{", ".join(readers)}]}}\n')
     return "".join(lines)

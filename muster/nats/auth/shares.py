@@ -1,0 +1,41 @@
+"""Pure: what the accounts of nats-server export and import, as claims (nats-io/jwt v2)."""
+
+from typing import TypeAlias
+
+from muster.nats.auth import nkeys, permissions
+
+Claims: TypeAlias = dict[str, object]
+
+
+def stream(subject: str) -> Claims:
+    """Return the export of messages on a subject."""
+    return {"name": subject, "subject": subject, "type": "stream"}
+
+
+def service(subject: str) -> Claims:
+    """Return the export of requests on a subject."""
+    return {"name": subject, "subject": subject, "type": "service"}
+
+
+def request(subject: str) -> Claims:
+    """Return the export of a request to JetStream."""
+    many = {"response_type": "Stream"} if permissions.MANY_ANSWERS in subject else {}
+    return service(subject) | many
+
+
+def imported(account: nkeys.Key, shared: Claims, *, to: str = "") -> Claims:
+    """Return an import of subjects that an account exports, mapped to `to` if that is set."""
+    whole = {**shared, "account": account.public}
+    return whole | {"local_subject": to} if to else whole
+
+
+def imported_requests(muster: nkeys.Key, account: str) -> list[Claims]:
+    """Return the imports of the requests to JetStream that `account` may make in muster's."""
+    requests = zip(
+        permissions.imported_requests(account),
+        permissions.imported_requests(account, permissions.IMPORTED_API),
+        strict=True,
+    )
+    return [
+        imported(muster, service(theirs), to=ours.replace("*", "$1")) for theirs, ours in requests
+    ]
