@@ -212,7 +212,7 @@ def allow(
 
 
 def deny(request: AuthRequest, reason: Reason, keys: Signing, *, at: float) -> bytes:
-    """Return the answer that denies a connection; nats-server logs the reason, clients get none."""
+    """Return the answer that denies a connection; the client does not see the reason."""
     return _answer(request, {"error": f"muster-gate: {reason}"}, keys, at=at)
 
 

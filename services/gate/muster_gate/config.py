@@ -85,7 +85,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """The file with the keys that sign answers, written by `muster auth init`; reread periodically.
     """
     password: File | None = None
-    """The file with the gate's password, if NATS uses passwords; the signing key derives from it."""
+    """The file with the gate's password, if NATS uses passwords; the source of the signing key."""
     bus: sections.Bus = sections.Bus()
     tokens: Tokens = msgspec.field(default_factory=Tokens)
     plugins: tuple[str, ...] = (permissions.PLUGIN,)

@@ -128,7 +128,7 @@ class RateLimiter:
         )
 
     def closed(self, server: str, traffic: Traffic, *, now: float) -> Violation | None:
-        """Charge a closed connection's traffic since the last report; return a violation or None."""
+        """Charge a closed connection's traffic since the last report; return any violation."""
         since_s = self._since_s(server, now)
         read_at, known = self._servers.get(server, (now, {}))
         before = known.pop(traffic.id, None) or _opened(traffic, since_s)

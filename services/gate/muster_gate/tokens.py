@@ -311,7 +311,7 @@ class Reason(enum.StrEnum):
     """The node exceeded its rate limit and is refused for a while (`rate_limiter`)."""
     TOO_OFTEN = "too_often"
     LATE = "late"
-    """The request waited too long, or the queue is full: too many clients connect at once."""
+    """The request waited too long, or the queue was full: too many clients are connecting."""
 
 
 class Refused(Exception):

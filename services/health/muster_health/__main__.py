@@ -56,7 +56,11 @@ async def serve(settings: config.Settings) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Parts:
-    """The components of the process; `cluster` and `reader` are None without a Kubernetes API."""
+    """The components of the process.
+
+    `cluster` is None if no Kubernetes API is configured. In that case, or if the settings disable
+    it, `reader` is None as well.
+    """
 
     name: str
     watched: detector.Detector
@@ -225,7 +229,7 @@ def _reader(
     incoming: inputs.Inputs,
     election: lock.Lock,
 ) -> plugin_reader.PluginReader | None:
-    """Return the reader for plugins that muster does not run, if the settings enable it."""
+    """Return the reader for plugins that muster does not run; None if it is not enabled."""
     if kubernetes is None or not settings.reads_plugins:
         return None
     return plugin_reader.PluginReader(

@@ -106,8 +106,8 @@ def run_explain(
 ) -> int:
     """Print which routes, groups and mutes an alert would match, and who is notified.
 
-    The exit code is 1 if nobody is notified. Without `--context` and `--config`, the settings are
-    those of `muster up` on this machine.
+    The exit code is 1 if nobody is notified. With neither `--context` nor `--config`, the settings
+    are those of `muster up` on this machine.
 
     Parameters
     ----------

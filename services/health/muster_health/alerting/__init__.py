@@ -3,6 +3,7 @@
 `alert_lifecycle` compares the alerts that should be open with those that were published.
 `flap_damping` delays the recovery of plugins and alerts that fail repeatedly. `plugin_alerting`
 publishes a plugin's verdict and its alerts: `plugin_alert` is the alert about the plugin itself,
-with the affected pods; `device_alerts` are those about its devices. `evidence` describes
-observations.
+with the affected pods. Its other alerts are `device_alerts`, `mount_alerts` (FUSE mounts) and
+`refused_configuration`. `watched_alerts` has the texts for plugins that muster does not run, and
+`evidence` describes observations.
 """

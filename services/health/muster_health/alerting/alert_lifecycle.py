@@ -63,7 +63,7 @@ class AlertLifecycle:
         may_open: MayOpen,
         why_ended: WhyEnded,
     ) -> tuple[float | None, list[alerts.Alert]]:
-        """Decide what to publish; return when to evaluate again and the alerts that must wait."""
+        """Decide what to publish; return the next time to evaluate, if any, and delayed alerts."""
         due: list[float] = []
         held: list[alerts.Alert] = []
         present = {alert.key: alert for alert in wanted}
@@ -92,7 +92,7 @@ class AlertLifecycle:
         self.published = _NONE
 
     def recovery(self, key: alerts.Key) -> tuple[float, float] | None:
-        """Return when a problem ended, and when its alert will end; None if it persists."""
+        """Return when a problem ended, and until when its alert is kept open; None if it is not."""
         history = self._history.get(key)
         if history is None or history.cleared_at is None:
             return None

@@ -108,7 +108,7 @@ class DeviceFaults:
     def known(self) -> tuple[snapshot.KnownFault, ...]:
         """Return the faults to save; there is a limit, because every event saves all of them.
 
-        After a restart, the next inventory lists the omitted faults again.
+        After a restart, the next inventory and heartbeat report the omitted faults again.
         """
         alike: dict[tuple[AlertKind, str, str], list[str]] = {}
         for (kind, resource), devices in self.by_group.items():
@@ -165,9 +165,9 @@ class DeviceFaults:
         return changed
 
     def settle(self, lacks: Callable[[str], bool]) -> bool:
-        """Drop devices that are no longer listed, except those of resources with a shortage.
+        """End the faults of unlisted devices; return whether any fault ended.
 
-        Return whether any device was dropped.
+        The faults remain while devices of the resource are missing (`lacks`).
         """
         if not self._faults.unlisted:
             return False

@@ -18,7 +18,7 @@ def of(source: str, text: str) -> vocabulary.Evidence:
 
 
 def silent(silent_s: float, interval_s: float, *, ever_heard: bool) -> vocabulary.Evidence:
-    """Return the evidence that no heartbeat arrived."""
+    """Return the evidence that no heartbeat has arrived for `silent_s` seconds."""
     waited = f"{silent_s:.1f} s, {silent_s / interval_s:.1f} intervals of {interval_s:g} s"
     return of("heartbeat", f"none for {waited}" if ever_heard else f"none yet; waited {waited}")
 

@@ -6,7 +6,7 @@
 | 2nd                       | 30 s                             |          |
 | nth, from the 3rd on      | 30 s * 2^(n - 2), at most 15 min | flapping |
 
-The count restarts after a whole window without a failure.
+The count restarts if the next failure comes later than after a whole window plus that time.
 """
 
 from dataclasses import dataclass
@@ -55,5 +55,5 @@ class FlapDamping:
         return sum(1 for at in self._times if now - at <= self.settings.flap_window_s)
 
     def is_flapping(self, now: float) -> bool:
-        """Return whether the plugin has failed often enough to be reported as flapping."""
+        """Return whether there were enough failures within the window to report flapping."""
         return self.failures(now) >= self.settings.flap_falls

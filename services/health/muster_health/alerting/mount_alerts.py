@@ -65,7 +65,7 @@ class MountFaults:
 
     @property
     def by_kind(self) -> Mapping[AlertKind, Mapping[str, Fault]]:
-        """The faults by kind and id of the mount; no kind is empty."""
+        """The faults by kind and id of the mount; kinds without faults are omitted."""
         return self._own or {}
 
     def restore(self, stored: Iterable[snapshot.KnownFault]) -> None:

@@ -72,7 +72,7 @@ class PodsQuery:
 def named(
     alert: alerts.Alert, query: PodsQuery | None, published: Sequence[alerts.Alert]
 ) -> alerts.Alert:
-    """Return the alert with the pods from the query's answer, or else from the last alert."""
+    """Return the alert with the pods from the query's answer, or else from the published alert."""
     if query is not None and query.pods is not None:
         return alert.naming(query.pods, len(query.pods))
     last = published[-1] if published else None
@@ -105,7 +105,7 @@ _SLOTS: Final = frozenset(severity.value for severity in Severity)
 
 @dataclass(slots=True, eq=False)
 class PluginAlert:
-    """The alert about a plugin itself, open while its verdict is not HEALTHY.
+    """The alert about a plugin itself, which may be needed while the verdict is not HEALTHY.
 
     `overdue` is the evidence that a planned stop is taking too long. Before `repair_due`, the
     plugin may still repair itself without a restart.
@@ -126,7 +126,7 @@ class PluginAlert:
     def restore(
         self, firing: tuple[alerts.Alert, ...], *, pause_due: float, repair_due: float
     ) -> None:
-        """Restore the alerts that a previous process published."""
+        """Restore the state that a previous process saved."""
         overdue = [alert for alert in firing if alert.kind is AlertKind.MAINTENANCE_OVERDUE]
         self.overdue = overdue[0].evidence if overdue else ()
         self._pause_due, self.repair_due = pause_due, repair_due
@@ -162,7 +162,7 @@ class PluginAlert:
         return True
 
     def may_open(self, others: alert_lifecycle.MayOpen) -> alert_lifecycle.MayOpen:
-        """Return a function that decides what may open; `others` decides on all other alerts."""
+        """Return a function that lets this alert open if permitted; `others` decides otherwise."""
 
         def may(key: alerts.Key) -> bool:
             if self._has_permit and is_of_plugin(key):
@@ -192,7 +192,7 @@ class PluginAlert:
             self._query.clock_stalled(seconds)
 
     def is_published_as(self, verdict: Verdict) -> bool:
-        """Return whether an alert with this verdict's kind and severity has been published."""
+        """Return whether an alert of this verdict's severity is open, other than FLAPPING."""
         kind = alerts.kind_of(verdict)
         return kind is not None and self._is_published(kind)
 

@@ -31,7 +31,7 @@ _OF_KUBELET: Final = frozenset({steps.Rule.KUBELET_AWAY, steps.Rule.KUBELET_DEAD
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
-    """The observations, besides the verdict, that need alerts; at `due`, evaluate them again."""
+    """Observations, besides the verdict, that may need alerts; at `due`, evaluate them again."""
 
     faults: device_alerts.DeviceFaults
     mounts: mount_alerts.MountFaults
@@ -127,7 +127,7 @@ class PluginAlerting:
         self.is_dirty, self.look_due = True, now
 
     def is_repairable(self, standing: steps.Standing, now: float) -> bool:
-        """Return whether the verdict is published and a restart may repair the plugin."""
+        """Return whether an alert about the plugin is open and a restart may repair the plugin."""
         verdict, alert = standing.verdict, self.alert
         if alert is None or verdict not in _REPAIRABLE or standing.rule in _OF_KUBELET:
             return False
@@ -143,7 +143,7 @@ class PluginAlerting:
         return any(alert.kind is AlertKind.NODE_DOWN for alert in published)
 
     def skip(self, now: float, at: datetime) -> None:
-        """Discard pending changes, because another replica leads and publishes them."""
+        """Skip the evaluation, because another replica leads and decides what to publish."""
         self._stamp(now, at)
         self.is_dirty, self.look_due = False, None
         if self.alert is not None:
@@ -237,7 +237,7 @@ class PluginAlerting:
             self._reached_at = None
 
     def _follow(self, standing: steps.Standing) -> None:
-        """Start an alert about the plugin itself, if its verdict may require one."""
+        """Track an alert about the plugin itself while the verdict may require one."""
         if standing.verdict in {None, Verdict.HEALTHY}:
             self.alert = None
         elif self.alert is None:

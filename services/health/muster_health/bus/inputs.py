@@ -158,7 +158,7 @@ class Inputs:
             await self.put(signals.Leadership(revision=term))
 
     async def _restore_firing_alerts(self) -> None:
-        """If all saved state is lost, restore firing alerts from the stream of alerts."""
+        """If there is no saved state, restore firing alerts from the stream of alerts."""
         if self._has_state:
             return
         newest = await consumers.newest(self._link, streams.ALERTS, "muster.alert.>")
@@ -236,7 +236,7 @@ class Inputs:
         await self.put(noisy)
 
     async def _watch_connections(self) -> None:
-        """Report whenever one of our connections to NATS goes down or both are up."""
+        """After each change, put into the inbox whether both our connections to NATS are up."""
         links = (self._link, self._heartbeats.link)
         connected: set[connection.Connection] = set()
 

@@ -190,7 +190,10 @@ class Link:
 
 
 class ConnectionMonitor:
-    """Passes connections that nats-server reports to `put`; `name` identifies this process."""
+    """Receives nats-server's advisories, and calls `put` with those about plugins and servers.
+
+    `name` identifies this process.
+    """
 
     def __init__(
         self, link: Link, put: Callable[[Advisory], Awaitable[None]], *, name: str

@@ -20,7 +20,7 @@ _NOBODY: Final = (
 
 
 class ReceiverStatus:
-    """The receivers that the notifier published last."""
+    """The receivers and the alerts that the notifier published last."""
 
     def __init__(self, *, began_at: float) -> None:
         """Begin without receivers; `began_at` is when this process began, in monotonic seconds."""

@@ -1,7 +1,7 @@
 """Adapter: executes the detector's outputs: publishes verdicts and alerts, and saves state.
 
 Probes, cluster queries, remediation and alarms go to the adapters that execute them. Actions that
-need a round trip run in the background: those for one node run in order, and nodes do not wait for
+need a round trip run in the background: those for one node run in order, and nodes rarely wait for
 each other. An action that concerns all nodes runs after everything that was submitted before it: a
 position in the stream of events must not be saved before its consequences are published.
 
@@ -34,7 +34,7 @@ _LeaderOnly = signals.Publish | signals.Store | signals.Remediate
 class Outputs:
     """Executes the outputs of one detector; `executor` and `store` must be running.
 
-    `put` fills the detector's inbox; `cluster` is None without a Kubernetes API.
+    `put` fills the detector's inbox; `cluster` is None if no Kubernetes API is configured.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Outputs:
                 assert_never(output)
 
     async def publish_tick(self, event: vocabulary.WatchdogTicked, is_leader: IsLeader) -> None:
-        """Publish a tick after everything submitted earlier; return when it is published."""
+        """Publish a tick after everything submitted earlier, if we still lead; then return."""
         published = asyncio.Event()
 
         async def publish() -> None:
@@ -200,17 +200,17 @@ class KeyedExecutor:
         self._started_at: list[float | None] = [None] * (_QUEUES + 1)
 
     def stuck_s(self) -> float:
-        """Return how long the oldest action has been running."""
+        """Return how long the oldest action has been running; 0 if none is running."""
         now = self._clock()
         return max((now - at for at in self._started_at if at is not None), default=0.0)
 
     async def submit(self, node: str, action: Action) -> None:
-        """Run an action after all actions that were submitted earlier for the same node."""
+        """Queue an action that runs after all earlier actions for the same node."""
         queue = 1 + zlib.crc32(node.encode()) % _QUEUES
         await self._submit(queue, action)
 
     async def submit_after_all(self, action: Action) -> None:
-        """Run an action after all actions that were submitted earlier for any node."""
+        """Queue an action that runs after all earlier actions for any node."""
         before = list(self._submitted)
 
         def is_everything_done() -> bool:

@@ -42,7 +42,7 @@ async def publish_ticks(
     is_detector_leading: Callable[[int], bool] = lambda _: True,
     is_blind: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Publish a tick when we begin to lead and then every `interval_s`, forever.
+    """Publish a tick when we begin to lead, and then every `interval_s` while we lead.
 
     `is_detector_leading` returns whether the detector has learned that it leads in this term.
     While `is_blind`, because events cannot be read, no tick is published.
@@ -74,7 +74,7 @@ async def watch_publishing(
     stuck_max_s: float = STUCK_S,
     check_s: float = _CHECK_S,
 ) -> None:
-    """Notify people without NATS when publishing is stuck and when it works again, forever.
+    """Notify people, without using NATS, when publishing is stuck and when it works again.
 
     While health is disconnected from NATS, the detector's own alarm replaces this one.
     """

@@ -32,7 +32,7 @@ class Detector(effects.Fleet):
     """The detector of failed plugins in the whole fleet, as a `muster.machine.Machine`.
 
     `at_zero` is UTC at second 0 of `now`'s clock. `leader` is the revision under which the
-    detector leads from the start, or 0 without leader election.
+    detector leads from the start: 0 without leader election, None if it does not lead yet.
     """
 
     def receive(self, event: signals.Input, now: float) -> list[signals.Output]:
@@ -43,7 +43,7 @@ class Detector(effects.Fleet):
         return outs
 
     def tick(self, now: float) -> list[signals.Output]:
-        """Perform all actions whose deadline has passed."""
+        """Perform the actions whose deadline has passed, up to a maximum number."""
         outs = self._wake(now)
         if self._self_check.is_disconnected:
             outs += self._self_check.alarm(now)
@@ -56,7 +56,7 @@ class Detector(effects.Fleet):
         return outs
 
     def next_deadline(self) -> float | None:
-        """Return the time at which `tick` must be called next."""
+        """Return the time at which `tick` must be called next; None if nothing is planned."""
         check = self._self_check
         return check.alarm_due if check.is_disconnected else self._timers.earliest()
 

@@ -46,7 +46,7 @@ class FleetAlerts:
         self._keep_until = 0.0
 
     def restore(self, before: snapshot.Snapshot, keep_until: float) -> None:
-        """Restore the published alerts; all of them stay open until `keep_until`."""
+        """Restore the position and the alerts, which stay open at least until `keep_until`."""
         self._keep_until = keep_until
         self.lifecycle.load(before.firing, before.unpublished_alerts)
         self.position = max(self.position, before.position)

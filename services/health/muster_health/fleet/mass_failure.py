@@ -79,7 +79,7 @@ class MassFailure:
     """The nodes whose pods are gone."""
 
     def fits(self, failure: steps.Failure) -> bool:
-        """Return whether a plugin failed in the same manner, with the same cause, at that time."""
+        """Return whether a plugin failed early enough, in the same manner, and shares the cause."""
         is_alike = failure.manner is self.manner and failure.at <= self.fits_until
         return is_alike and (self.cause == FLEET or self.cause in failure.causes)
 

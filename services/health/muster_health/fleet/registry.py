@@ -169,7 +169,7 @@ class Registry:
         return [each for each in watched if each.agent == agent.plugin]
 
     def mark_nodes_complete(self) -> list[tracked_plugin.TrackedPlugin]:
-        """Record that all nodes of the cluster are known; return plugins on any other nodes."""
+        """Record that all nodes are known; return unexpected plugins on nodes that do not exist."""
         self._has_all_nodes = True
         for name in [name for name in self._held if self._refusal(name, is_expected=False)]:
             del self._held[name]

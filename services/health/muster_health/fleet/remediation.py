@@ -97,7 +97,7 @@ class Remediator:
         return self._mode is not config.RemediationMode.OFF
 
     def restore(self, node: str, plugin: str, times: tuple[float, ...]) -> None:
-        """Record earlier restarts of a plugin's pod, by our clock."""
+        """Record earlier restarts of a plugin's pod; `times` are by our monotonic clock."""
         self._budget.restore(node, plugin, times)
 
     def answered(self, key: str, number: int) -> None:
@@ -127,7 +127,7 @@ class Remediator:
         *,
         is_mass_failure: bool,
     ) -> list[signals.Output]:
-        """Decide whether to restart a plugin that a restart may repair."""
+        """Once Kubernetes has answered, decide whether to restart a plugin; return the outputs."""
         if plugin.key not in self._answered:
             return []
         self._answered.discard(plugin.key)

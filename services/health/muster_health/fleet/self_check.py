@@ -83,7 +83,7 @@ class SelfCheck:
 
 
 class FleetClocks:
-    """Detects which nodes' clocks differ from ours."""
+    """Counts the clocks that differ from ours, and decides whether ours is the wrong one."""
 
     def __init__(
         self, context: config.Context, plugins: Mapping[str, tracked_plugin.TrackedPlugin]

@@ -204,7 +204,7 @@ class Suspensions:
         self._to_resume.clear()
 
     def _count(self, plugin: tracked_plugin.TrackedPlugin, now: float) -> bool:
-        """Count a suspected plugin; return whether a mass failure began or grew."""
+        """Count a suspected plugin; return whether recent plugins joined a mass failure."""
         joins = self.counts.suspected(plugin.key, plugin.node, plugin.failure(now), now)
         grown = self.counts.grow(lambda: self._group_sizes(now), now)
         for key in [plugin.key, *grown] if joins else grown:

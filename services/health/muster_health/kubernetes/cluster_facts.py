@@ -203,7 +203,7 @@ def _may_serve(shape: _PodWithVolumes, name: str, *more: str) -> bool:
 
 
 def _requests(pod: objects.Pod, resources: Collection[str]) -> bool:
-    """Return whether any container (init, sidecar or other) requests any of `resources`.
+    """Return whether a pod that has not ended requests any of `resources`, in any container.
 
     A limit without a request counts as a request (core/v1 defaults.go, SetDefaults_Pod, 1.36).
     """

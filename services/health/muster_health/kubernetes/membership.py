@@ -278,7 +278,7 @@ class Membership:
     def changes(
         self, now: float
     ) -> list[signals.ExpectedNodes | signals.NodeOffers | signals.NodesListed]:
-        """Return all changes since the last call; the first call returns all nodes."""
+        """Return all changes since the last call; none before the nodes are known."""
         if not self._has_nodes:
             return []
         changes: list[signals.ExpectedNodes | signals.NodeOffers | signals.NodesListed] = [

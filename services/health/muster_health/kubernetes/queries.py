@@ -225,7 +225,10 @@ class ClusterQueries:
         return (await self._get("pods", path, query=query, timeout_s=timeout_s),)
 
     async def _list_pods(self, query: signals.AskCluster) -> signals.Facts | None:
-        """Return the pods that request the query's resources; None without a usable answer."""
+        """Return the pods that request the query's resources, or the permission that is missing.
+
+        Return None if there is no usable answer.
+        """
         timeout_s = query.timeout_s * _ANSWER_SHARE
         with contextlib.suppress(TimeoutError, *api.UNREADABLE):
             # the list's own timeout begins only when it gets its turn

@@ -103,7 +103,7 @@ class ClusterWatcher:
         return self._membership.place(node)
 
     async def run(self) -> None:
-        """Watch forever; read nodes only once it is known which of their labels are needed."""
+        """Watch forever; before reading nodes, wait briefly to learn which labels are needed."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 for plugin, reflector in self._daemonsets.items():
@@ -151,7 +151,7 @@ class ClusterWatcher:
         )
 
     async def _watch_pods(self, plugin: config.Plugin) -> None:
-        """Watch the pods that a plugin's DaemonSet selects; restart when the DaemonSet changes."""
+        """Watch the pods that a plugin's DaemonSet selects; restart when its selector changes."""
         sink = watch.Sink(
             membership.to_pod,
             functools.partial(self._membership.replace_pods, plugin.plugin),

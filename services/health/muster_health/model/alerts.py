@@ -43,7 +43,7 @@ OF_FLEET: Final = frozenset(
 
 
 _OF_NODE: Final = frozenset({AlertKind.CLOCK_SKEW, AlertKind.CONFIGURATION_REFUSED})
-"""The kinds of alerts about a plugin that still works as before."""
+"""The kinds of alerts about a node's clock or a plugin's configuration; the plugin works."""
 
 
 class Alert(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -180,7 +180,7 @@ def severity_of(kind: AlertKind) -> Severity:
 
 
 def slot_of(kind: AlertKind, *, grave: bool = False) -> str:
-    """Return an alert's slot: alerts about the plugin itself have one for each severity."""
+    """Return an alert's slot: its severity if it is about the plugin itself, else its kind."""
     if kind in OF_DEVICES | OF_MOUNTS | OF_FLEET | _OF_NODE:
         return kind.value
     return (Severity.CRITICAL if grave else severity_of(kind)).value
@@ -283,7 +283,7 @@ def often(summary: str, kind: AlertKind, verdict: Verdict) -> str:
 
 
 def advice_of(kind: AlertKind) -> str:
-    """Return the first step to take, in one line."""
+    """Return the first step to take, in one line; empty if there is none for this kind."""
     return _ADVICE.get(kind, "")
 
 

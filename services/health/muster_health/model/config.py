@@ -40,7 +40,7 @@ class Detection(msgspec.Struct, frozen=True, kw_only=True):
     review_max_s: sections.Period = 120.0
     trouble_beats: Heartbeats = 2
     trouble_s: sections.Period = 3.0
-    """Time for a plugin to repair a lost registration, or `trouble_beats` intervals if shorter."""
+    """Time for a plugin to repair a problem itself, or `trouble_beats` intervals if shorter."""
     starting_s: sections.Period = 15.0
     """Time for a plugin's first registration; a restarted kubelet may be busy."""
     mismatch_s: sections.Period = 30.0
@@ -95,7 +95,7 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True):
     devices_per_plugin: Count = 10_000
     alerts_per_plugin: Count = 32
     update_s: sections.Period = 5.0
-    """The shortest time between two updates of an open alert about devices."""
+    """The shortest time between two updates of an open alert that stays of the same kind."""
 
 
 class RemediationMode(enum.StrEnum):

@@ -19,7 +19,7 @@ class Planned(enum.StrEnum):
 
     UNSCHEDULABLE = "unschedulable"
     TO_BE_DELETED = "to_be_deleted"
-    """A taint such as ToBeDeletedByClusterAutoscaler or karpenter.sh/disrupted is set."""
+    """The node is being deleted, or has a taint such as karpenter.sh/disrupted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,7 +170,7 @@ class ProbeFailed(_Numbered):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeInconclusive(_Numbered):
-    """Probe `number` proves nothing: our own connection failed, or the answer is unreadable."""
+    """Probe `number` proves nothing: our own connection failed, or the answer is unusable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +194,7 @@ class Restored:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Connected(_OfPlugin):
-    """A NATS server accepted a connection, identified by (`server`, `client`) until it ends."""
+    """A NATS server accepted a plugin's connection, which (`server`, `client`) identifies."""
 
     server: str
     client: int
@@ -361,7 +361,7 @@ class Store:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alarm:
-    """Notify people without NATS that we are disconnected, or (not `firing`) connected again."""
+    """Notify people, without using NATS, that NATS fails or (not `firing`) works again."""
 
     firing: bool
     summary: str

@@ -29,7 +29,7 @@ _INTERVAL_S: Final = 5.0
 
 
 class State(enum.StrEnum):
-    """The state of a plugin between suspicion and verdict; `plugin` has the table of states.
+    """The state of a plugin's state machine; the package `plugin` has the table of states.
 
     The values are those in the bucket.
     """
@@ -49,7 +49,7 @@ class State(enum.StrEnum):
 
 
 class KnownFault(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Devices with the same fault, as saved."""
+    """Devices with the same fault, or one FUSE mount of the pod `resource`, as saved."""
 
     kind: vocabulary.AlertKind
     resource: str
@@ -100,7 +100,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     order: tuple[tuple[str, int], ...] = ()
     """The sequence number of each instance's last event, the newest instance last."""
     bad: tuple[KnownFault, ...] = ()
-    """Devices with faults."""
+    """Devices and FUSE mounts with faults."""
     had: tuple[tuple[str, int], ...] = ()
     """The expected number of devices by resource, under the configuration `configuration`."""
     configuration: str = ""
@@ -129,7 +129,7 @@ def key_of(node: str, plugin: str) -> str:
 
 
 def of_alerts(published: Iterable[vocabulary.AlertChanged]) -> list[Snapshot]:
-    """Return states rebuilt from alerts alone (oldest first), when all saved state is lost.
+    """Return states rebuilt from `published`, oldest first, when there is no saved state.
 
     The verdicts are unknown, but alerts that still fire must be resolved once the plugin is
     healthy.

@@ -143,8 +143,8 @@ class NotExpected:
 class Observed:
     """Event: the node's agent (given by its plugin name) has observed a watched plugin.
 
-    Without an agent, the observation is from the Kubernetes API. `causes` are the agent's possible
-    common causes of failures, such as the zone.
+    If `agent` is empty, the observation is from the Kubernetes API. `causes` are possible common
+    causes of failures on the agent's node, such as its zone.
     """
 
     watched: vocabulary.Watched
@@ -159,7 +159,7 @@ class Suspend:
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """Event: the mass failure is over; investigate again."""
+    """Event: the suspension is over; investigate again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -238,7 +238,7 @@ class WatchedReported:
 
 
 def watched_reports(event: vocabulary.Event) -> tuple[WatchedReported, ...]:
-    """Return an agent's reports about the plugins that it watches."""
+    """Return the reports in an agent's event about the plugins that it watches, if any."""
     match event:
         case vocabulary.PluginObserved(watched=watched, gone=True):
             return (WatchedReported(gone=(watched.name,)),)

@@ -80,7 +80,7 @@ class Suspicion:
         self._probe_at: float | None = now + wait_s
         self._probes_in_vain = 0
         self.probed_at = now
-        """When the plugin was first probed; later changes of its connection are newer evidence."""
+        """When the first failed probe was sent; a later disconnection is newer evidence."""
         # a query made too early shows a running pod: Kubernetes sees its end a second later
         self._next_ask_at: float | None = now + wait_s if self._cluster_awaited else None
         self._asked_again = 0
@@ -91,7 +91,7 @@ class Suspicion:
         self._give_up_at = now + wait_s + settings.probe_timeout_s + _ANSWER_LOST_S
 
     def is_probe_due(self, now: float) -> bool:
-        """Return whether to probe the plugin now."""
+        """Return whether to probe the plugin now; True only once for each planned probe."""
         if self._probe_at is None or self._probe_at > now:
             return False
         self._probe_at = None
@@ -136,7 +136,7 @@ class Suspicion:
         return now >= self._give_up_at
 
     def probe_again(self, now: float) -> bool:
-        """Schedule another probe soon; return False if it was already repeated often enough."""
+        """Schedule another probe soon; return False after too many, or if it is too late."""
         if self._probes_in_vain >= _IN_VAIN_MAX or self.is_hopeless(now):
             return False
         self._probes_in_vain += 1
@@ -180,7 +180,7 @@ class Investigation:
 
     @property
     def is_about_silence(self) -> bool:
-        """Return whether the open suspicion is about silence; also True if none is open."""
+        """Return False if the open suspicion is about a reported problem; otherwise True."""
         return self.suspicion is None or self.suspicion.reason is not Reason.PROBLEM
 
     def open(self, reason: Reason, now: float) -> list[steps.Step]:
@@ -245,10 +245,11 @@ class Investigation:
         *,
         is_new: bool,
     ) -> steps.Diagnosis | None:
-        """Return the diagnosis and plan the next review; None while answers are missing.
+        """Return the diagnosis; None while answers are missing, or if it is better to wait.
 
-        `healthy` is the last reported number of Healthy devices by resource. `is_new` means that
-        the plugin was not already lost.
+        Also plan the next review, unless the diagnosis is MAINTENANCE. `healthy` is the number of
+        Healthy devices by resource, as last reported. `is_new` means that the plugin was not
+        already lost.
         """
         if not suspicion.is_complete(now):
             return None

@@ -353,5 +353,5 @@ class Liveness:
 
 
 def short_server(server: str) -> str:
-    """Return a short name for a server: the first characters of its id."""
+    """Return a short name for a server: the first characters of its id, if it is an id."""
     return server[:_SHORT_CHARS] if len(server) == _SERVER_ID_CHARS else server

@@ -126,7 +126,7 @@ class SelfReported:
         return number == self._recheck_number
 
     def rechecked(self, answer: signals.Facts | None, *, is_alive: bool) -> problems.Problem | None:
-        """Record the answer from Kubernetes; return the problem if the answer confirms it.
+        """Record the answer from Kubernetes; return a confirmed problem, and drop a refuted one.
 
         An unreachable kubelet needs no confirmation: the answer shows whether it is down.
         """
@@ -223,6 +223,6 @@ def _is_offered(heartbeat: vocabulary.Heartbeat, offers: Mapping[str, signals.Of
 def _shared(
     counted: tuple[tuple[str, int | None], ...],
 ) -> tuple[tuple[str, ...], Mapping[str, int]]:
-    """Cache names and counts; nodes with identical devices share one copy (0.5 KiB a node)."""
+    """Return names and counts; nodes with identical devices share one copy (0.5 KiB a node)."""
     healthy = {name: count for name, count in counted if count is not None}
     return tuple(name for name, _ in counted), healthy

@@ -101,7 +101,7 @@ class TrackedPlugin(parts.PluginState):
         return self._effects(self.verdict.tick(now), now)
 
     def next_deadline(self) -> float | None:
-        """Return the time at which `tick` or `publish` must be called next."""
+        """Return when `tick` or `publish` must be called next; None if nothing is planned."""
         due, look_due = self.verdict.next_deadline(), self.alerting.look_due
         if self.removal.due is not None:
             is_expected = self.alive.is_expected
@@ -156,7 +156,7 @@ class TrackedPlugin(parts.PluginState):
         return is_news
 
     def restart_decided(self, leader: int, *, acted_at: datetime | None) -> signals.Store:
-        """Record the decision about a restart; `acted_at` is None if the restart was refused."""
+        """Record and save a decision about a restart; `acted_at` is None if it was refused."""
         self.restart_decided_for = self.alerting.since
         if acted_at is not None:
             self.restarts = (*self.restarts, acted_at)[-snapshot.REMEDIES_MAX :]
@@ -207,7 +207,7 @@ class TrackedPlugin(parts.PluginState):
         return [*self._publish_pending(leader, now), *questions], held
 
     def end(self, now: float, at: datetime, why: str) -> list[signals.Output]:
-        """Resolve all open alerts and remove the saved state."""
+        """Return the outputs that resolve all alerts and remove the saved state, if we lead."""
         leader = self.context.leader
         if leader is None:
             return []

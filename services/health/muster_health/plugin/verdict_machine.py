@@ -190,7 +190,7 @@ class VerdictMachine(verdict_state.VerdictState):
     # time
 
     def next_deadline(self) -> float | None:
-        """Return the time at which `tick` must be called next."""
+        """Return the time at which `tick` must be called next; None if nothing is planned."""
         if self.state is State.HEALTHY and self.reported.due is None:
             # true for nearly all plugins
             return self.alive.due

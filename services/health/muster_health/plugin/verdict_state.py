@@ -116,7 +116,7 @@ class StandingVerdict:
         )
 
     def shift(self, seconds: float) -> None:
-        """Shift the times by the time in which we could receive nothing."""
+        """Shift `failed_at` by the time in which we could receive nothing."""
         self.failed_at += seconds
 
     def _often(self, now: float) -> vocabulary.Evidence:
@@ -206,7 +206,7 @@ class VerdictState:
     before: State = State.UNKNOWN
     """The state before the current suspicion."""
     is_resumed: bool = False
-    """Whether the suspicion was opened again after a mass failure."""
+    """Whether the suspicion was opened again after a suspension."""
 
     @property
     def settled(self) -> State:
@@ -260,7 +260,10 @@ class VerdictState:
     def proves_nothing(
         self, heartbeat: vocabulary.Heartbeat, freshness: liveness.Freshness, now: float
     ) -> bool:
-        """Return whether a heartbeat proves nothing: the last before a stop, or a delayed one."""
+        """Return whether a heartbeat proves nothing.
+
+        It may have been sent before a stop or a disconnection, or be delayed.
+        """
         if self.state is State.MAINTENANCE:
             is_last = heartbeat.phase is vocabulary.Phase.DRAINING
             return is_last or heartbeat.instance == self.planned.instance

@@ -93,7 +93,7 @@ class WatchedMachine(verdict_machine.VerdictMachine):
         self.name, self.source = "", "agent"
         self.watched: vocabulary.Watched | None = None
         self._asked = 0
-        """The number of the current query to Kubernetes; 0 without one."""
+        """The number of the current query to Kubernetes; 0 if there is none."""
         self._attempts = 0
         self._is_away = True
         """Whether nothing answered at the last observation, or there was none."""

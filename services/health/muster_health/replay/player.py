@@ -7,7 +7,7 @@ policy would have saved. The replayed detector always leads, even if the recorde
 A probe or query that was also recorded at that time gets the recorded answer. Any other probe
 counts as answered if a heartbeat arrived within its timeout; otherwise it gets the result of the
 plugin's nearest recorded probe. Any other query to Kubernetes gets the recorded answer nearest in
-time.
+time. If there is none within a minute, the probe or query counts as unanswered.
 """
 
 import bisect

@@ -115,7 +115,7 @@ def key_of(state: snapshot.Snapshot) -> str:
 
 
 def encode(t: float, entry: Entry) -> Iterator[bytes]:
-    """Yield the lines for an input received at `t`; each of several heartbeats has its own line."""
+    """Yield the lines for an entry at time `t`; each of several heartbeats has its own line."""
     match entry:
         case signals.HeartbeatsArrived(heartbeats=heartbeats):
             for heartbeat in heartbeats:
@@ -183,7 +183,7 @@ class Episode:
 
     @property
     def subject(self) -> tuple[str, str, str]:
-        """The subject of the alert."""
+        """The node, the plugin and the resource of the alert."""
         return self.alert.node, self.alert.plugin, self.alert.resource
 
 

@@ -196,7 +196,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """The address of muster's console for people; notifications then have links to it."""
 
     def __post_init__(self) -> None:
-        """Refuse duplicate and unknown names, a wrong number of receivers, and a bad console URL."""
+        """Refuse duplicate or unknown names, a bad number of receivers, or a bad console URL."""
         _refuse_unusable_console(self.console_url)
         if not 1 <= len(self.receivers) <= RECEIVERS_MAX:
             count = len(self.receivers)

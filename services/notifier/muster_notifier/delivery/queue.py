@@ -168,7 +168,10 @@ class DeliveryQueue:
         return self._send_due(now)
 
     def next_deadline(self) -> float | None:
-        """Return when the next delivery can be sent; None if none waits or too many are in flight."""
+        """Return the time at which the next delivery can be sent.
+
+        None if none is waiting, or if no more may be sent at the same time.
+        """
         slot = self._first()
         if slot is None or self._sending >= self._sending_max():
             return None
@@ -180,11 +183,11 @@ class DeliveryQueue:
         return len(self._slots) + sum(slot.next is not None for slot in self._slots.values())
 
     def paused_s(self, now: float) -> float:
-        """Return for how much longer the queue pauses, after failures or at the receiver's request."""
+        """Return for how much longer the queue is paused; 0 if it is not paused."""
         return max(0.0, self._paused_until - now)
 
     def has_group(self, group: str) -> bool:
-        """Return whether a notification about this group is queued; replays and tests do not count."""
+        """Return whether a notification about this group is queued; ignore replays and tests."""
         return group in self._slots
 
     def is_failing(self) -> bool:

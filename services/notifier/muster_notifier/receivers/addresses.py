@@ -2,8 +2,8 @@
 
 Addresses where clouds serve metadata and secrets are never allowed, nor are addresses that do not
 identify one machine, such as multicast, nor unassigned IPv6 addresses. Every other address that
-IANA does not list as globally reachable needs the setting `reach`. An address that contains an IPv4 address, for a translator or a
-tunnel, is allowed only if that IPv4 address is.
+IANA does not list as globally reachable needs the setting `reach`. An address that contains an IPv4
+address, for a translator or a tunnel, is allowed only if that IPv4 address is.
 """
 
 import ipaddress

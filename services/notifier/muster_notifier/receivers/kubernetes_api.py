@@ -314,7 +314,7 @@ class Owners:
         _PENDING.set_function(lambda: len(self._pending))
 
     def look_up(self, event: codec.CloudEvent) -> None:
-        """Enqueue a look-up of the owners of an alert's pods; cancel it if the alert is resolved."""
+        """Enqueue a look-up of the owners of an alert's pods; drop it if the alert is resolved."""
         alert = event.data
         assert isinstance(alert, vocabulary.AlertChanged), "only alerts have pods"
         self._pending.pop(alert.fingerprint, None)

@@ -55,7 +55,8 @@ def reason_to_notify(
 def is_acknowledged_now(notified: groups.Notified | None, *, silenced: AbstractSet[str]) -> bool:
     """Return whether all alerts that the last notification lists as firing are now silenced.
 
-    The module's table does not cover this case, because it ignores silenced alerts.
+    Return False if the receiver was already notified of that. The module's table does not cover
+    this case, because it ignores silenced alerts.
     """
     if notified is None or not notified.firing or notified.is_acknowledged:
         return False
@@ -127,7 +128,8 @@ class NotificationBuilder:
     ) -> tuple[list[vocabulary.AlertChanged], list[vocabulary.AlertChanged]]:
         """Return the firing and the resolved alerts that are not muted; record muted firing alerts.
 
-        A resolved alert is never muted if the receiver was notified of it; other muted ones are dropped.
+        A resolved alert is not muted if the receiver was notified of it. Other resolved alerts that
+        are muted are dropped.
         """
         group.muted = {}
         firing: list[vocabulary.AlertChanged] = []

@@ -137,7 +137,7 @@ class Grouping:
             self._on_alert(alert, now, is_new=False)
 
     def receive(self, event: Input, now: float) -> Sequence[notifications.Notification]:
-        """Process an alert, a mute, a clock reading or a result; return the notifications to send."""
+        """Process an alert, a mute, a clock reading or a result; return notifications to send."""
         match event:
             case alert_index.OwnedAlert() | codec.CloudEvent(data=vocabulary.AlertChanged()):
                 self._on_alert(event, now, is_new=True)
@@ -341,7 +341,10 @@ class Grouping:
         return [*out, *self._notify_waiting(notification.receiver, now)]
 
     def _enqueue(self, group: groups.Group, now: float) -> list[notifications.Notification]:
-        """Queue a flushed group, unless a notification is in flight; replace one that is retried."""
+        """Queue a flushed group; if its last notification is being retried, replace that one.
+
+        While the notification is in flight, the group is only marked as overdue.
+        """
         if group.in_flight is None:
             self._limits.enqueue(group.key, now)
             return []

@@ -150,7 +150,7 @@ class Group:
         return news | {f"resolved {name}" for name in notification.resolved_ids if name in known}
 
     def forget_resolved(self, *, also_notified: bool) -> None:
-        """Drop the resolved alerts that no notification lists as firing; all, if `also_notified`."""
+        """Drop resolved alerts; unless `also_notified`, keep those that a notification lists."""
         for alert in self.resolved():
             if also_notified or not self.was_notified_of(alert.fingerprint):
                 del self.alerts[alert.fingerprint]
