@@ -179,6 +179,7 @@ class Recorder:
 
     def __init__(self) -> None:
         self._messages: list[tuple[float, Message]] = []
+        self._dropped = 0
         self._changed = asyncio.Condition()
 
     async def record(self, message: Message) -> None:
@@ -186,6 +187,7 @@ class Recorder:
         async with self._changed:
             if len(self._messages) >= _KEPT_MAX:
                 del self._messages[: _KEPT_MAX // 2]
+                self._dropped += _KEPT_MAX // 2
             self._messages.append((asyncio.get_running_loop().time(), message))
             self._changed.notify_all()
 
@@ -196,12 +198,12 @@ class Recorder:
         checked = 0
         while True:
             async with self._changed:
-                for at, message in self._messages[checked:]:
+                for at, message in self._messages[max(0, checked - self._dropped) :]:
                     data = message.data if isinstance(message, codec.CloudEvent) else None
                     if at >= since and isinstance(data, kind) and matches(data):
                         return at, data
-                checked = len(self._messages)
-                while len(self._messages) == checked:
+                checked = self._dropped + len(self._messages)
+                while self._dropped + len(self._messages) == checked:
                     await self._changed.wait()
 
 
