@@ -5,6 +5,7 @@ from typing import Any, Final
 
 import pytest
 
+from muster.nats.auth import accounts
 from muster.nats.auth.cluster_secrets import Kind, Part, Wanted
 from tests.worlds import manifests
 
@@ -58,10 +59,15 @@ def test_the_job_may_read_what_there_may_be_and_change_what_lists_rights(name: s
         ("create", "configmaps", ""),
         *(("get", *named(part)) for part in both),
         *(("patch", *named(part)) for part in (*wanted.signed, wanted.seeds)),
+        *(("patch", *named(wanted.credentials(role))) for role in MOVED),
     }
     (container,) = made["Job"]["spec"]["template"]["spec"]["containers"]
     env = {entry["name"]: entry.get("value") for entry in container["env"]}
     assert env.get("MUSTER_AUTH_NAME", "muster") == name
+
+
+MOVED: Final = (accounts.Role.READER, accounts.Role.LABELER)
+"""The roles whose credentials are signed again, because they have another account now."""
 
 
 def granted(role: Any) -> set[tuple[str, str, str]]:
