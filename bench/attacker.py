@@ -60,6 +60,7 @@ class _Link(asyncio.Protocol):
             "lang": "python",
             "version": "0",
             "protocol": 1,
+            "headers": True,
             "name": self._name,
             "auth_token": self._attacker.token,
         }

@@ -55,6 +55,7 @@ class Attack(enum.StrEnum):
     RECONNECTS = "reconnects"
     CONNECTIONS = "connections"
     SUBSCRIPTIONS = "subscriptions"
+    HEADERS = "headers"
 
 
 WHAT: Final = {
@@ -73,6 +74,7 @@ WHAT: Final = {
     Attack.RECONNECTS: f"9: {CHURN_NAMES} plugin names of one server that connect again and again",
     Attack.CONNECTIONS: "as many connections as it can open, closed at once",
     Attack.SUBSCRIPTIONS: "subscriptions that come and go",
+    Attack.HEADERS: "events and inventories with headers that no client can decode",
 }
 
 
@@ -92,6 +94,7 @@ def flood(attack: Attack, node: str, link: int) -> Iterator[bytes]:
         Attack.ALLOWED_EVENTS: lambda: _allowed_events(token),
         Attack.NODES: lambda: _nodes(link),
         Attack.SUBSCRIPTIONS: lambda: _subscriptions(token),
+        Attack.HEADERS: lambda: _headers(token),
     }
     return made[attack]()
 
@@ -192,6 +195,18 @@ def _subscriptions(token: str) -> Iterator[bytes]:
             b"SUB muster.rpc.%b.x%d.probe %d\r\nUNSUB %d\r\n" % (token.encode(), n, n, n)
             for n in range(count, count + _MANY)
         )
+
+
+def _headers(token: str) -> Iterator[bytes]:
+    block = b"XXXXXXXX \xff\xff\xff\r\nA: b\r\n\r\n"
+    subjects = (f"event.{token}.{PLUGIN}.device.added", f"inventory.{token}.{PLUGIN}.0")
+    return itertools.repeat(
+        b"".join(
+            b"HPUB muster.%b %d %d\r\n%b{}\r\n" % (subject.encode(), size, size + 2, block)
+            for subject in subjects
+            for size in (len(block),)
+        )
+    )
 
 
 def _inventory(node: str, plugin: str, *, devices: int) -> vocabulary.InventoryReported:
