@@ -279,7 +279,7 @@ def _is_short_address(host: str) -> bool:
 
 @functools.cache
 def _tls() -> ssl.SSLContext:
-    """Return the TLS context, which all endpoints share because it contains all certificates."""
+    """Return the TLS context; endpoints share it, because each would load all CA certificates."""
     return ssl.create_default_context()
 
 

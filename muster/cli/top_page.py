@@ -333,7 +333,7 @@ class Page:
         return self._lists[self.view].lines(context, height)
 
     def _overview(self, context: lists.Context, height: int) -> list[Line]:
-        """Return the nodes, and below them the most urgent alerts and the newest events."""
+        """Return the nodes, and below them the first alerts and last events of their own views."""
         is_filtered = bool(self.nodes.filter)
         whose = " of these nodes" if is_filtered else ""
         listed = [*itertools.islice(self._of_shown_nodes(self.alerts), _PANE_ALERTS)]

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, assert_never
 
-from muster import vocabulary
+from muster import vocabulary, wording
 from muster.service import logs
 from muster_plugin.inventory import device_messages, inventory
 from muster_plugin.kubelet import (
@@ -236,7 +236,7 @@ class EventLog:
 
 def _bounded(problems: Sequence[str], most: int) -> tuple[str, ...]:
     left = len(problems) - most
-    return (*problems[:most], *([f"{left} more problems"] if left > 0 else []))
+    return (*problems[:most], *([wording.counted(left, "more problem")] if left > 0 else []))
 
 
 class UpdatePublisher:

@@ -1,6 +1,6 @@
-"""Routes inputs to all plugins, and finds common causes of failures.
+"""Dispatches inputs to the state machines of all plugins, and finds common causes of failures.
 
-`detector` routes inputs and timers (`timer_queue`) to the plugins of its `registry`; `effects` acts
+`detector` dispatches inputs and timers (`timer_queue`) to those in its `registry`; `effects` acts
 on their results, within rate limits. `self_check` detects faults of health itself: its connection,
 its delays and its clock. `mass_failure` recognises that the plugins of many nodes fail at the same
 time; `suspension` suspends the verdicts about these plugins, for a limited time. `fleet_alerts` are

@@ -1,4 +1,4 @@
-"""Pure: the detector: routes inputs to plugins, and wakes plugins at their deadlines.
+"""Pure: the detector: dispatches inputs to the plugins' state machines, and calls each when due.
 
 The detector first checks itself. While its own connection to NATS is down, nothing is due. When the
 connection is back, all waits restart; when its own process was suspended, all waits are extended by

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from datetime import datetime
 from typing import Final
 
-from muster import vocabulary
+from muster import vocabulary, wording
 from muster.vocabulary import AlertKind
 from muster_health.alerting import alert_lifecycle, evidence
 from muster_health.fleet import mass_failure, noisy_nodes, suspension
@@ -78,7 +78,7 @@ class FleetAlerts:
         failure = over.failure
         back = failure.peak - len(over.left)
         seconds = now - failure.began_at
-        text = f"{back} of {failure.peak} recovered or have a verdict after {seconds:.0f} s"
+        text = f"{back} of {failure.peak} plugins had recovered or a verdict after {seconds:.0f} s"
         left = f"; the other {len(over.left)} are now diagnosed one by one" if over.left else ""
         self._ended = (evidence.of("health", text + left),)
 
@@ -189,9 +189,11 @@ class FleetAlerts:
         if not self.held:
             return
         shown = [self.held[key][1] for key in self.held_keys()[:_SHOWN_MAX]]
+        plugins = wording.counted(len(self.held), "more plugin")
+        verb = "has" if len(self.held) == 1 else "have"
         yield alerts.Alert(
             kind=AlertKind.MORE_ALERTS,
-            summary=f"{len(self.held)} more plugins have alerts, which the rate limit delays",
+            summary=f"{plugins} {verb} alerts, which the rate limit delays",
             evidence=tuple(evidence.of("health", text) for text in shown),
             starts_at=at,
             changed_at=at,

@@ -38,6 +38,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from muster import wording
 from muster_health.model import config, steps
 
 FLEET: Final = ""
@@ -99,7 +100,7 @@ def suspicions_by_node(failures: Iterable[MassFailure]) -> str:
     total, top = joined.total(), joined.most_common(_SHOWN_MAX)
     shares = ", ".join(f"{node} {many} ({many / total:.0%})" for node, many in top)
     more = len(joined) - len(top)
-    others = f" and {more} more nodes" if more else ""
+    others = f" and {wording.counted(more, 'more node')}" if more else ""
     return f"{total} suspicions, by node: {shares}{others}"
 
 

@@ -5,6 +5,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from muster import wording
 from muster_labeler import model
 from muster_labeler.naming import accelerators, node_labels
 from muster_labeler.naming.accelerators import Reason
@@ -178,7 +179,8 @@ def table(rows: Sequence[Row]) -> list[tuple[str, ...]]:
 
 def summary(rows: Sequence[Row]) -> list[str]:
     """Return the lines below the table: rows left out, and the number of rows by step."""
-    more = [f"and {len(rows) - _ROWS_MAX} more nodes"] if len(rows) > _ROWS_MAX else []
+    left = len(rows) - _ROWS_MAX
+    more = [f"and {wording.counted(left, 'more node')}"] if left > 0 else []
     counts = {step: sum(row.step is step for row in rows) for step in _ORDER}
     parts = (f"{count} {_STEP_WORDS[step]}" for step, count in counts.items() if count)
     return [*more, ", ".join(parts)]

@@ -20,7 +20,7 @@ from typing import Any, Final
 
 import msgspec
 
-from muster import blocking, commands, vocabulary
+from muster import blocking, commands, vocabulary, wording
 from muster_notifier.receivers import answers, endpoint, headline, message, results, webhook
 from muster_notifier.routing import notifications
 
@@ -182,7 +182,7 @@ def teams_card(notification: notifications.Notification, message_text: message.M
     def encode(count: int) -> bytes:
         shown = lines[:count]
         if count < len(lines):
-            shown = [*shown, f"… {len(lines) - count} more lines"]
+            shown = [*shown, f"… {wording.counted(len(lines) - count, 'more line')}"]
         return msgspec.json.encode(_teams_message(notification, message_text, shown))
 
     return webhook.encode_fitting(encode, len(lines), TEAMS_BYTES_MAX)

@@ -16,7 +16,7 @@ from typing import Final
 
 import msgspec
 
-from muster import matching, vocabulary
+from muster import matching, vocabulary, wording
 from muster_notifier.config import receiver_settings
 from muster_notifier.receivers import console_links, headline
 from muster_notifier.routing import notifications
@@ -242,7 +242,7 @@ def _alerts(
             else alert_lines(notification, alert)
         )
     more = notification.notified_total - min(len(alerts), _LINE_ALERTS_MAX)
-    return [*lines, f"and {more} more alerts"] if more > 0 else lines
+    return [*lines, f"and {wording.counted(more, 'more alert')}"] if more > 0 else lines
 
 
 def _lines(

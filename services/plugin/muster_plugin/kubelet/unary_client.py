@@ -1,6 +1,7 @@
 """Adapter: makes one gRPC call over a new connection to a socket; see `unary_call`.
 
-A connection is closed properly, and nothing is read beyond a limit or a deadline.
+After a call it sends GOAWAY, so that the server sees no error, and the caller closes the socket.
+Nothing is read beyond a limit or a deadline.
 """
 
 import asyncio
