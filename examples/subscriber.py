@@ -12,7 +12,6 @@ import json
 import os
 
 import nats
-import nats.errors
 from nats.js.api import AckPolicy, DeliverPolicy
 
 
@@ -35,7 +34,7 @@ async def main() -> None:
     while True:
         try:
             messages = await alerts.fetch(100, timeout=5)
-        except nats.errors.TimeoutError:
+        except TimeoutError:
             continue
         for message in messages:
             alert = json.loads(message.data)["data"]

@@ -295,7 +295,9 @@ async def _newest(
     except nats.js.errors.NotFoundError:
         return None
     runtime.end_if_cancelled()
-    return subject, stored.data or b"", stored.headers or {}, stored.seq or 0
+    # nats-py returns objects of its e-mail parser for values that are not ASCII
+    headers = {name: str(value) for name, value in (stored.headers or {}).items()}
+    return subject, stored.data or b"", headers, stored.seq or 0
 
 
 async def waiting_subjects(

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from muster_fuse.kernel import jobs, mounter, mounter_client
+from muster_fuse.kernel import job_history, jobs, mounter, mounter_client
 from tests.worlds import fuse_mounter, fuse_pods, fuse_requests
 
 pytestmark = fuse_pods.needs_pods()
@@ -294,6 +294,59 @@ def test_a_descriptor_is_let_go_of_only_once_a_child_has_it() -> None:
                 assert client.restarts == 0
         finally:
             os.close(descriptor.number)
+
+    asyncio.run(story())
+
+
+def test_a_descriptor_is_kept_if_the_child_that_has_it_was_killed(tmp_path: Path) -> None:
+    """Both answers of the mounter arrive before this process runs again."""
+
+    async def story() -> None:
+        reading, writing = os.pipe()
+        descriptor = mounter_client.PodDescriptor(reading)
+        try:
+            answered = tmp_path / "answered"
+            command = fuse_mounter.with_dead_children(answered)
+            async with mounter_client.Mounter(command) as client:
+                discarding = asyncio.create_task(client.discard(descriptor))
+                while not client._sent:
+                    await asyncio.sleep(0)
+                while not answered.exists():  # nothing else may run
+                    pass
+                assert (await discarding).stage == "deadline"
+                assert not descriptor.is_taken
+                os.write(writing, b"somebody still has it open")
+        finally:
+            os.close(reading)
+            os.close(writing)
+
+    asyncio.run(story())
+
+
+def test_a_slow_pod_has_two_jobs_at_once_and_leaves_slots_to_others() -> None:
+    async def story() -> None:
+        slow, other = job_history.JobHistory(), job_history.JobHistory()
+        now = asyncio.get_running_loop().time()
+        for history in (slow, other):
+            history.record(took_s=60.0, is_waiting=False, now=now)
+        async with running() as client:
+            assert client.pid is not None
+            os.kill(client.pid, signal.SIGSTOP)
+            descriptors = [mounter_client.PodDescriptor(os.open("/etc", os.O_PATH)) for _ in "abcd"]
+            *own, last = descriptors
+            tasks = [asyncio.create_task(client.discard(each, slow)) for each in own]
+            while len(client._sent) < 2:
+                await asyncio.sleep(0)
+            tasks.append(asyncio.create_task(client.discard(last, other)))
+            while len(client._sent) < 3:
+                await asyncio.sleep(0)
+            # the third of the slow pod waits for its own
+            assert {id(sent.history) for sent in client._sent.values()} == {id(slow), id(other)}
+            assert sum(sent.history is slow for sent in client._sent.values()) == 2
+            os.kill(client.pid, signal.SIGCONT)
+            assert await asyncio.gather(*tasks) == [jobs.Outcome()] * 4
+            for each in descriptors:
+                os.close(each.number)
 
     asyncio.run(story())
 

@@ -323,7 +323,7 @@ def test_no_answer_to_a_reader_leaves_its_account(tmp_path: Path, user: str) -> 
 
 @pytest.mark.parametrize("user", ["reader", "labeler"])
 def test_no_consumer_of_a_reader_pushes_to_a_service(tmp_path: Path, user: str) -> None:
-    """JetStream pushes only to subjects that somebody has subscribed to without wildcards."""
+    """JetStream pushes only to literal subscriptions of the account: those of plugins are not."""
     targets = [
         *("$KV.muster_state.node-a.p", "muster.outbox.ops"),
         *("muster.rpc.node-a.device-plugin.probe", nats_connections.CONNECT),
@@ -340,7 +340,7 @@ def test_no_consumer_of_a_reader_pushes_to_a_service(tmp_path: Path, user: str) 
         ):
             for subject in (nats_connections.SUBJECTS, "muster.heartbeat.>"):
                 await health.raw.subscribe(subject)
-            await plugin.raw.subscribe("muster.rpc.node-a.>")
+            await plugin.raw.subscribe("muster.rpc.node-a.device-plugin.probe")
             await health.flush()
             await plugin.flush()
             jetstream = admin.raw.jetstream()

@@ -1,6 +1,7 @@
 """Commands of faulty mounters, for `mounter_client.Mounter`."""
 
 import sys
+from pathlib import Path
 
 from muster_fuse.kernel import mounter_client
 
@@ -35,6 +36,21 @@ def failing():
 os.fork = failing
 mounter.main(int(sys.argv[3]))
 """
+_DEAD_CHILDREN = """
+import os, socket, sys
+sys.path.append(sys.argv[1])
+from muster_fuse.kernel import jobs, mounter
+control = socket.socket(fileno=int(sys.argv[3]))
+while True:
+    message, descriptors, _, _ = socket.recv_fds(control, 20_000, 3)
+    if not message:
+        break
+    for descriptor in descriptors:
+        os.close(descriptor)
+    for outcome in (jobs.Outcome(stage=jobs.STARTED), mounter._LATE):
+        control.send(message[:4] + jobs.encode_outcome(outcome))
+    open(sys.argv[2], "w").close()
+"""
 
 
 def command(script: str, *arguments: str) -> tuple[str, ...]:
@@ -45,6 +61,14 @@ def command(script: str, *arguments: str) -> tuple[str, ...]:
 def forkless(failures: int) -> tuple[str, ...]:
     """Return the command of a mounter that cannot start its first children."""
     return command(_FORKLESS, str(failures))
+
+
+def with_dead_children(answered: Path) -> tuple[str, ...]:
+    """Return the command of a mounter whose children are killed once they have descriptors.
+
+    It creates the file `answered` when it has said so.
+    """
+    return command(_DEAD_CHILDREN, str(answered))
 
 
 def killing(victim: str, step: str, moment: str) -> tuple[str, ...]:

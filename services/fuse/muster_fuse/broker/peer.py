@@ -72,6 +72,8 @@ class Peer:
         self._message = b""
         self._lock = threading.Lock()
         self._is_closed = False
+        self._is_read_by_child = False
+        """Whether a child may still receive from the connection."""
 
     def peek(self) -> protocol.Request | None:
         """Return the next request, and leave it in the connection's queue. Raises Refusal.
@@ -96,11 +98,16 @@ class Peer:
         """Receive the packet with its descriptors in a child of the mounter; return the outcome."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with ours, theirs:
+            self._is_read_by_child = True
             try:
-                return await mounter.receive(
+                outcome = await mounter.receive(
                     connection=self.connection.fileno(), passing=theirs.fileno(), history=history
                 )
+                self._is_read_by_child = outcome.stage in {"mounter", "stuck"}
+                return outcome
             finally:
+                # from now on, the child passes nothing on
+                ours.shutdown(socket.SHUT_RD)
                 with contextlib.suppress(BlockingIOError):
                     size = receiving.HEADER.size + protocol.PACKET_MAX
                     self._message, received, _ = receiving.receive_now(ours, size)
@@ -143,18 +150,19 @@ class Peer:
     def undiscarded(self) -> list[mounter_client.PodDescriptor]:
         """Stop receiving; return the descriptors that must be discarded before `close`."""
         left = [descriptor for descriptor in self.descriptors if not descriptor.is_taken]
-        if not self._drain():
+        with contextlib.suppress(OSError):
+            self.connection.shutdown(socket.SHUT_RD)
+        if self._is_read_by_child or not self._drain():
             left.append(mounter_client.PodDescriptor(self.connection.fileno()))
         return left
 
     def _drain(self) -> bool:
-        """Stop receiving, and drop unread packets; return False if one may carry descriptors.
+        """Drop unread packets; return False if one may carry descriptors.
 
         Closing with an unread packet would reset the connection before the peer reads the reply.
         """
         with contextlib.suppress(OSError):
             self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
-            self.connection.shutdown(socket.SHUT_RD)
             for _ in range(_PACKETS_MAX):
                 # with room for the credentials only, which every packet has, even an empty one
                 _, credentials, flags, _ = self.connection.recvmsg(

@@ -171,6 +171,9 @@ class Broker:
         left = connected.undiscarded()
         for descriptor in left:
             while not descriptor.is_taken:
+                if self._mounter.is_stuck(served.history):
+                    await asyncio.sleep(_DISCARD_RETRY_S)
+                    continue
                 outcome = await self._mounter.discard(descriptor, served.history)
                 await self._free(served, outcome)
                 if not descriptor.is_taken:

@@ -92,7 +92,12 @@ class Listener:
             pace.take(loop.time())
             await self._slots.acquire()
             try:
-                connection, _ = await loop.sock_accept(listening)
+                await readable(listening)
+                # without a wait, in which the connection would belong to nobody
+                connection, _ = listening.accept()
+            except BlockingIOError:
+                self._slots.release()
+                continue
             except OSError as error:
                 self._slots.release()
                 log.warning("accept_failed", path=str(self._path), error=str(error))

@@ -179,7 +179,15 @@ class _Mounter:
                 code = 0
             finally:
                 os._exit(code)
-        pidfd = os.pidfd_open(pid)
+        try:
+            pidfd = os.pidfd_open(pid)
+        except OSError:
+            # it still waits
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            os.close(begin)
+            os.close(begun)
+            raise
         deadline = time.monotonic() + self._limit_s(job)
         self._children[pidfd] = _Child(number, pid, pidfd, deadline)
         for descriptor in descriptors:

@@ -44,7 +44,8 @@ _log = structlog.get_logger()
 class PodDescriptor:
     """A descriptor that a pod has sent, or a pod's connection: the pod may delay its closing.
 
-    So a child of the mounter must be the last to close it.
+    So a child of the mounter must be the last to close it. Only a child that is killed while the
+    broker replaces the file leaves that to the broker.
     """
 
     def __init__(self, number: int) -> None:
@@ -61,9 +62,10 @@ class PodDescriptor:
 
 
 class _Sent:
-    """A job that was sent to the mounter."""
+    """A job for the mounter, and what the mounter has said about it."""
 
-    def __init__(self) -> None:
+    def __init__(self, history: job_history.JobHistory) -> None:
+        self.history = history
         loop = asyncio.get_running_loop()
         self.answer: asyncio.Future[jobs.Outcome] = loop.create_future()
         """The final outcome."""
@@ -210,17 +212,18 @@ class Mounter:
         """Send a job once a slot is free; return its outcome. The child takes over `taken`."""
         history = history or job_history.JobHistory()
         kind = _Slots.SYNC_INIT if _is_sync(job) else _Slots.QUICK
-        slots = [self._slots[kind]]
+        whose = f"{JOBS_MAX} requests are already in progress on this node"
+        slots = {whose: self._slots[kind]}
         if history.is_slow(_now()):
-            slots = [history.slow_jobs, self._slots[_Slots.SLOW]]
+            own = "slow requests of this pod are still in progress"
+            slots = {own: history.slow_jobs, whose: self._slots[_Slots.SLOW]}
         async with contextlib.AsyncExitStack() as slots_taken:
             try:
                 async with asyncio.timeout(_SLOT_S):
-                    for slot in slots:
+                    for limit, slot in slots.items():  # noqa: B007  # read if it is not free
                         await slots_taken.enter_async_context(slot)
             except TimeoutError:
-                text = f"{JOBS_MAX} requests are already in progress on this node; try again"
-                return jobs.Outcome(errno.EAGAIN, text, "limit")
+                return jobs.Outcome(errno.EAGAIN, f"{limit}; try again", "limit")
             return await self._answered(
                 job, descriptors, wait_s=wait_s, history=history, taken=taken
             )
@@ -238,13 +241,13 @@ class Mounter:
         if len(message) > jobs.MESSAGE_MAX:
             text = "the job is too long for the mounter: is the caller in thousands of groups?"
             return jobs.Outcome(errno.E2BIG, text, "mounter")
-        number = next(self._numbers)
+        sent = _Sent(history)
         try:
             async with asyncio.timeout(wait_s + _MARGIN_S):
                 if taken is not None:
-                    sent = await self._hand_over(number, message, descriptors, taken)
+                    await self._hand_over(sent, message, descriptors, taken)
                 else:
-                    sent = await self._send(number, message, descriptors)
+                    await self._send(sent, message, descriptors)
                 began = _now()
                 outcome = await sent.answer
             is_waiting = isinstance(job, jobs.UnmountJob) or _is_sync(job)
@@ -258,44 +261,41 @@ class Mounter:
         except OSError as error:
             text = f"the mounter does not accept jobs: {error.strerror}"
             return jobs.Outcome(error.errno or errno.EIO, text, "mounter")
-        finally:
-            made = (self._sent.pop(number, None) or _Sent()).attaching
-        if outcome.stage == "stuck":
-            history.stuck.add(number)
         if outcome.errno:
+            made = sent.attaching
             return outcome._replace(minor=made.minor, inode=made.inode, created_ns=made.created_ns)
         return outcome
 
     async def _hand_over(
-        self, number: int, message: bytes, descriptors: tuple[int, ...], taken: PodDescriptor
-    ) -> _Sent:
+        self, sent: _Sent, message: bytes, descriptors: tuple[int, ...], taken: PodDescriptor
+    ) -> None:
         """Send a job with its descriptors; once a child has them, replace `taken` by /dev/null.
 
         The child waits for that, so that it is the last process to close the file of `taken`.
         """
         held, holding = os.pipe()
         try:
-            sent = await self._send(number, message, (*descriptors, taken.number, held))
+            await self._send(sent, message, (*descriptors, taken.number, held))
             await asyncio.wait((sent.started, sent.answer), return_when=asyncio.FIRST_COMPLETED)
-            if sent.started.done():
+            # a child that has answered already has been killed while it waited
+            if sent.started.done() and not sent.answer.done():
                 taken.let_go()
         finally:
             os.close(held)
             os.close(holding)
-        return sent
 
-    async def _send(self, number: int, message: bytes, descriptors: tuple[int, ...]) -> _Sent:
+    async def _send(self, sent: _Sent, message: bytes, descriptors: tuple[int, ...]) -> None:
         """Send a job to the mounter, or to a new mounter process if the old one has just ended."""
+        number = next(self._numbers)
         packet = mounter.NUMBER.pack(number) + message
         while number not in self._sent:
             await self._is_up.wait()
             assert self._control is not None, "the mounter is up"
             try:
                 socket.send_fds(self._control, [packet], descriptors, socket.MSG_NOSIGNAL)
-                self._sent[number] = _Sent()
+                self._sent[number] = sent
             except (BrokenPipeError, ConnectionResetError):
                 self._is_up.clear()
-        return self._sent[number]
 
     async def _keep_running(self) -> None:
         loop = asyncio.get_running_loop()
@@ -361,14 +361,19 @@ class Mounter:
                 if number == 0:
                     _, job, is_stuck = mounter.STUCK.unpack(message)
                     self._stuck = self._stuck | {job} if is_stuck else self._stuck - {job}
-                elif (sent := self._sent.get(number)) and not sent.answer.done():
+                    if is_stuck and job in self._sent:
+                        self._sent[job].history.stuck.add(job)
+                elif sent := self._sent.get(number):
                     sent.receive(jobs.decode_outcome(message[mounter.NUMBER.size :]))
+                    if sent.answer.done():
+                        del self._sent[number]
 
     def _give_up(self) -> None:
         self._stuck = set()
         for sent in self._sent.values():
             if not sent.answer.done():
                 sent.answer.set_result(jobs.Outcome(errno.EIO, "the mounter has ended", "mounter"))
+        self._sent.clear()
 
 
 def _is_sync(job: jobs.Job) -> bool:
