@@ -452,7 +452,7 @@ def test_objects_of_other_names_are_refused(whole: dict[str, Any], name: str) ->
     assert admission_policy.denied_object(new, user="somebody else") == []
 
 
-def test_the_inventory_may_get_owners_if_it_had_none() -> None:
+def test_the_inventory_may_get_field_managers_if_it_had_none() -> None:
     (entry,) = long_fields({"f:metadata": {"f:labels": {"f:a": {}}}})
     managed = [{**entry, "manager": "before-first-apply"}]
     new = with_metadata(CONFIG_MAP, managedFields=managed)
