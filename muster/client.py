@@ -5,7 +5,7 @@ import contextlib
 import fnmatch
 import os
 import re
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
@@ -19,6 +19,8 @@ DEFAULT_URL: Final = "nats://127.0.0.1:4222"
 _QUEUE_MAX: Final = 1_000
 _HISTORY_MAX: Final = 10_000
 _QUIET_S: Final = 0.5
+_READ_S: Final = 10.0
+"""How long the stored events of all streams may take to be read."""
 REACH_S: Final = 3.0
 """How long a command waits for an answer from NATS if it should not wait indefinitely."""
 
@@ -38,40 +40,51 @@ async def events(
     NATS, by default `NATS_URL` or this machine. A lost connection is restored without gaps.
 
     Raises ValueError if no event type matches, if no node can match, or if `url` is not a NATS
-    address; with `follow` False also ConnectionError if NATS is not reached within a few seconds.
+    address; with `follow` False also ConnectionError if NATS is not reached, or a stream not read,
+    within a few seconds.
     """
-    filters = vocabulary.subject_filters(types, node)
+    by_stream: dict[streams.Stream, list[str]] = {}
+    for subject in vocabulary.subject_filters(types, node):
+        by_stream.setdefault(streams.required(subject), []).append(subject)
     start = datetime.now(UTC) - since if isinstance(since, timedelta) else since
-    queue: asyncio.Queue[codec.CloudEvent] = asyncio.Queue(_QUEUE_MAX)
     target = url or os.environ.get("NATS_URL") or DEFAULT_URL
     try:
         msgspec.convert({"url": target}, sections.Bus)
     except msgspec.ValidationError:
         raise ValueError(f"{target!r} is not a NATS address, such as {DEFAULT_URL}") from None
+    async with bus.Bus(target, producer="clients/subscriber", name="subscriber") as connected:
+        read = _followed if follow else _stored
+        async with contextlib.aclosing(read(connected, target, by_stream, start)) as selected:
+            async for event in selected:
+                if fnmatch.fnmatchcase(event.node, node):
+                    yield event
 
-    async def keep(stream: streams.Stream, subjects: list[str]) -> None:
-        async for event in consumers.follow(connected.link, stream, filters=subjects, since=start):
+
+async def _followed(
+    connected: bus.Bus,
+    target: str,
+    filters: Mapping[streams.Stream, Sequence[str]],
+    since: datetime | None,
+) -> AsyncGenerator[codec.CloudEvent, None]:
+    """Yield the events that are stored now, ordered by time, and then each as it arrives."""
+    queue: asyncio.Queue[codec.CloudEvent] = asyncio.Queue(_QUEUE_MAX)
+
+    async def keep(stream: streams.Stream, subjects: Sequence[str]) -> None:
+        async for event in consumers.follow(connected.link, stream, filters=subjects, since=since):
             await queue.put(event)
 
-    async with bus.Bus(target, producer="clients/subscriber", name="subscriber") as connected:
-        by_stream: dict[streams.Stream, list[str]] = {}
-        for subject in filters:
-            by_stream.setdefault(streams.required(subject), []).append(subject)
-        following = [asyncio.create_task(keep(s, f)) for s, f in by_stream.items()]
-        try:
-            await reach(connected, target, timeout_s=None if follow else REACH_S)
-            for event in await _history(queue, following) if start else []:
-                if fnmatch.fnmatchcase(event.node, node):
-                    yield event
-            while follow:
-                event = await _next(queue, following)
-                if fnmatch.fnmatchcase(event.node, node):
-                    yield event
-        finally:
-            for task in following:
-                task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await asyncio.gather(*following, return_exceptions=True)
+    following = [asyncio.create_task(keep(*each)) for each in filters.items()]
+    try:
+        await reach(connected, target, timeout_s=None)
+        for event in await _history(queue, following) if since else []:
+            yield event
+        while True:
+            yield await _next(queue, following)
+    finally:
+        for task in following:
+            task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.gather(*following, return_exceptions=True)
 
 
 async def reach(connected: bus.Bus, target: str, *, timeout_s: float | None = REACH_S) -> None:
@@ -80,8 +93,53 @@ async def reach(connected: bus.Bus, target: str, *, timeout_s: float | None = RE
         async with asyncio.timeout(timeout_s):
             await connected.link.client()
     except TimeoutError:
-        where = re.sub(r"//[^/,]*@", "//", target)
-        raise ConnectionError(f"NATS at {where} has not answered for {timeout_s:g} s") from None
+        text = f"NATS at {_shown(target)} has not answered for {timeout_s:g} s"
+        raise ConnectionError(text) from None
+
+
+def _shown(target: str) -> str:
+    """Return the addresses without users and passwords."""
+    return re.sub(r"//[^/,]*@", "//", target)
+
+
+async def _stored(
+    connected: bus.Bus,
+    target: str,
+    filters: Mapping[streams.Stream, Sequence[str]],
+    since: datetime | None,
+) -> AsyncGenerator[codec.CloudEvent, None]:
+    """Yield the stored events, ordered by time. Raises ConnectionError."""
+    await reach(connected, target)
+    if since is None:
+        return
+    reading = {
+        stream.name: asyncio.create_task(
+            consumers.past(
+                connected.link,
+                stream,
+                filters=subjects,
+                since=since,
+                events_max=_HISTORY_MAX,
+                waits_for_stream=False,
+            )
+        )
+        for stream, subjects in filters.items()
+    }
+    _, waiting = await asyncio.wait(reading.values(), timeout=_READ_S)
+    for task in waiting:
+        task.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+    events: list[codec.CloudEvent] = []
+    for name, task in sorted(reading.items()):
+        if task.cancelled():
+            text = f"NATS at {_shown(target)} has not served {name} within {_READ_S:g} s"
+            raise ConnectionError(text)
+        if task.exception() is not None:
+            text = f"NATS at {_shown(target)} has no stream {name}, which health creates"
+            raise ConnectionError(text)
+        events += task.result()
+    for event in sorted(events, key=lambda event: event.time)[:_HISTORY_MAX]:
+        yield event
 
 
 async def _history(

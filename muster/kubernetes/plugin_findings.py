@@ -207,7 +207,7 @@ def _pod(facts: Facts, plugin: PluginPod) -> Iterable[PluginFinding]:
     elif restarts >= _RESTARTS_MIN and any(
         (facts.age_s(_started(state)) or _RECENT_S) < _RECENT_S for state in states
     ):
-        text = f"has restarted {restarts} times, the last time within 10 minutes"
+        text = f"has restarted {restarts} times, the last time less than 10 minutes ago"
     else:
         return
     yield PluginFinding(

@@ -92,7 +92,7 @@ class Forward:
     async def _receive(
         self, socket: aiohttp.ClientWebSocketResponse, writer: asyncio.StreamWriter
     ) -> None:
-        """Copy the pod's data to the client, until the pod closes or reports an error."""
+        """Copy the pod's data to the client until the pod disconnects or reports an error."""
         begun: set[bytes] = set()
         async for message in socket:
             if message.type is not aiohttp.WSMsgType.BINARY:

@@ -209,10 +209,12 @@ async def past(
     filters: Sequence[str],
     since: datetime,
     events_max: int,
+    waits_for_stream: bool = True,
 ) -> list[codec.CloudEvent]:
     """Return the stored events since a time, oldest first; at most the first `events_max`.
 
-    Waits for the server without a time limit.
+    Waits for the server without a time limit. Without `waits_for_stream`, raises nats-py's
+    NotFoundError if the stream does not exist.
     """
     config = api.ConsumerConfig(
         filter_subjects=list(filters),
@@ -240,6 +242,8 @@ async def past(
         except (jetstream.ConsumerLost, *connection.LOST) as error:
             if stream_info.is_missing(stream, error):
                 return []
+            if stream_info.is_no_stream(error) and not waits_for_stream:
+                raise
             await retry.wait(error)
         else:
             return events

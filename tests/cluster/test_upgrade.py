@@ -131,10 +131,11 @@ def _images(cluster: real_cluster.Cluster) -> set[str]:
 
 def _alerts(cluster: real_cluster.Cluster, since: datetime) -> tuple[list[str], int]:
     """Return the alerts on the bus since then, and how many events there were."""
-    secret = cluster.get("secret", "muster-nats-reader", "-n", "muster")
+    # as administrator: readers of this version cannot read from the previous one
+    secret = cluster.get("secret", "muster-nats-admin", "-n", "muster")
     password = base64.b64decode(secret["data"]["password"]).decode()
     (server,) = cluster.pods("muster-nats")
-    url = f"nats://reader:{password}@{server['status']['podIP']}:4222"
+    url = f"nats://admin:{password}@{server['status']['podIP']}:4222"
     options = ("--since", since.isoformat(), "--no-follow", "--json", "--url", url)
     lines = [json.loads(line) for line in cluster.muster("events", *options).splitlines()]
     kinds = [str(line["type"]) for line in lines]

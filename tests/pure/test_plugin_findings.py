@@ -205,7 +205,10 @@ CRASH = {"reason": "CrashLoopBackOff", "message": "back-off 5m0s"}
                 container={"restartCount": 5, "state": {"running": {"startedAt": ago(100)}}},
             ),
             Level.WARN,
-            "NVIDIA k8s-device-plugin has restarted 5 times, the last time within 10 minutes",
+            (
+                "NVIDIA k8s-device-plugin has restarted 5 times, "
+                "the last time less than 10 minutes ago"
+            ),
             (),
         ),
     ],

@@ -141,17 +141,19 @@ def test_with_tls_the_credentials_are_a_secrets_or_the_users_own(tmp_path: Path)
             own = tmp_path / "own.creds"
             own.write_text(creds["reader"])
             code, _, errors = await muster(world, *events, NATS_CREDS=str(own))
+            # this NATS has no stream
             assert (code, errors[0]) == (
-                0,
+                1,
                 rights(world, "events", f"reader with $NATS_CREDS ({own})"),
             )
+            assert errors[1].endswith("has no stream MUSTER_ALERTS, which health creates")
             await world.secret("muster-reader-creds", "nats.creds", creds["reader"])
             code, _, errors = await muster(world, *events)
-            # this NATS has no stream, which is logged, too, if the answer is not too late
             assert (code, errors[0]) == (
-                0,
+                1,
                 rights(world, "events", "reader with Secret muster-reader-creds"),
             )
+            assert errors[1].endswith("has no stream MUSTER_ALERTS, which health creates")
 
     play(story)
 

@@ -125,7 +125,7 @@ class Wanted:
 
     @property
     def needed(self) -> tuple[Part, ...]:
-        """The objects that pods need to start."""
+        """The objects derived from the keys that NATS, the gate and the services need to start."""
         return (*self.signed, *map(self.credentials, _NEEDED))
 
     @property

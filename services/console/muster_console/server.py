@@ -1,4 +1,4 @@
-"""Adapter: HTTP: serves the pages on one address until the work ends."""
+"""Adapter: HTTP: serves the pages on one address while the process runs."""
 
 import asyncio
 import contextlib

@@ -1,6 +1,7 @@
 """Adapter: NATS and HTTP: reports on the broker to the bus, Kubernetes probes and Prometheus."""
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -212,9 +213,11 @@ class BusReporter:
                     node=node, plugin=plugin, at=at, pod=pod, count=seen.count, reason=seen.reason
                 )
             case observations.ConditionChanged():
-                log.warning(
+                log.log(
+                    logging.WARNING if seen.holds else logging.INFO,
                     "mount_changed",
                     pod=pod,
+                    mount_point=seen.mount.mount_point,
                     condition=seen.condition,
                     holds=seen.holds,
                     problem=seen.text,

@@ -50,7 +50,7 @@ class Failed(Exception):
 
 
 class Host(NamedTuple):
-    """The host descriptors that a child keeps: its descriptor directory, and /dev/fuse (O_PATH).
+    """What a child keeps open of the host, with O_PATH: its /proc/self/fd, and /dev/fuse.
 
     `parent` is the process id of the mounter.
     """

@@ -166,7 +166,7 @@ class NvmlSource:
         return await self._monitor.run()
 
     async def _end(self, session: nvml_session.Session, status: monitor.MonitoringStatus) -> None:
-        """Store the last scan, and shut NVML down once all calls have returned or are abandoned."""
+        """Store the last scan; shut NVML down if all calls have returned, else at a later end."""
         session.events.stop()
         late_s, abandon_s = self._timeouts.answer_s, self._timeouts.abandon_s
         all_returned = await self._calls.wait_all(late_s)
