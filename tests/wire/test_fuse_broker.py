@@ -2,6 +2,9 @@
 
 import contextlib
 import errno
+import os
+import signal
+import threading
 
 import pytest
 
@@ -140,6 +143,26 @@ def test_opening_a_pod_again_keeps_its_socket_and_heals_a_lost_one() -> None:
         running.open(pod.pod_uid)
         with fuse_broker.daemon(pod) as daemon:
             fuse_broker.mounted(daemon)
+
+
+LEFT = """
+over = broker()
+print(asked(_packet(3), point("/"), over=over), flush=True)
+"""
+
+
+def test_the_end_of_a_broker_waits_for_the_connections_of_closed_pods() -> None:
+    """Otherwise, the end of its process would close what they have sent."""
+    with fuse_broker.running() as running, running.pod() as pod:
+        mounter = running.mounter.pid
+        assert mounter is not None
+        os.kill(mounter, signal.SIGSTOP)
+        assert fuse_broker.said(fuse_broker.program(pod, LEFT)) == (
+            "EPROTO: HELLO with 1 descriptors"
+        )
+        # this does not wait for it for long
+        running.call(running.broker.close(pod.pod_uid))
+        threading.Timer(0.5, os.kill, (mounter, signal.SIGCONT)).start()
 
 
 def test_a_closed_pod_is_not_served_and_keeps_its_mounts() -> None:

@@ -63,6 +63,8 @@ class Broker:
             per_s=1.0, burst=1, keys_max=_REFUSALS_MAX
         )
         self._served: dict[str, _Served] = {}
+        self._ending: set[sockets.Listener] = set()
+        """The sockets of closed pods that still have connections to close."""
         self._histories: dict[str, job_history.JobHistory] = {}
 
     async def recall(self, pods: Iterable[caller.Pod]) -> None:
@@ -93,6 +95,8 @@ class Broker:
         """Close a pod's socket and its connections; its mounts stay."""
         served = self._served.pop(pod_uid, None)
         if served is not None:
+            self._ending = {listener for listener in self._ending if listener.is_ending}
+            self._ending.add(served.listener)
             await served.listener.stop(wait_s=_CLOSE_S)
 
     async def release(self, pod_uid: str) -> int:
@@ -121,10 +125,11 @@ class Broker:
 
     async def stop(self) -> None:
         """Close the sockets of all pods; mounts and their records stay."""
+        listeners = self._ending | {served.listener for served in self._served.values()}
+        self._served.clear()
         async with asyncio.TaskGroup() as tasks:
-            while self._served:
-                _, served = self._served.popitem()
-                tasks.create_task(served.listener.stop(wait_s=_STOP_S))
+            for listener in listeners:
+                tasks.create_task(listener.stop(wait_s=_STOP_S))
         self._ledger.close()
 
     async def _serve(self, served: _Served, connected: peer.Peer) -> None:

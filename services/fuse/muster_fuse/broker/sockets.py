@@ -71,6 +71,11 @@ class Listener:
         inode = await blocking.Serial().run(lambda: _inode(path))
         return (path, inode) == (self._path, self._inode)
 
+    @property
+    def is_ending(self) -> bool:
+        """Whether connections still have to be closed after `stop`."""
+        return bool(self._ending)
+
     async def stop(self, *, wait_s: float) -> None:
         """Stop listening, and wait at most `wait_s` until the connections are closed."""
         while self._running:
