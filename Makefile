@@ -67,7 +67,7 @@ collected: $(COLLECTED)
 
 unit: $(STAMP) $(COLLECTED)
 	@echo "==> pytest"
-	@$(BIN)/pytest -q -n 8 --dist worksteal
+	@$(BIN)/pytest -q -n 4 --dist worksteal
 
 test: $(STAMP) ## lint, types, contracts and every test
 	@$(MAKE) --no-print-directory --jobs=2 $(SYNC) types lint contracts collected

@@ -1,5 +1,7 @@
 """Statements about a kubelet: what a message on ListAndWatch does, and who sees it."""
 
+import time
+
 import grpc.aio
 import pytest
 
@@ -162,7 +164,9 @@ async def test_podresources_know_no_other_pods(kubelet: Kubelet) -> None:
 
 @statement
 async def test_podresources_refuse_what_is_more_than_a_burst_of_ten_calls(kubelet: Kubelet) -> None:
-    answers = await kubelet.burst(40)
+    began = time.monotonic()
+    answers = await kubelet.burst(200)
+    took_s = time.monotonic() - began
     # others may have asked just before, and 100 a second are answered
-    assert 1 <= answers["OK", ""] < 30
+    assert 1 <= answers["OK", ""] <= 11 + 100 * took_s
     assert answers.keys() == {("OK", ""), ("RESOURCE_EXHAUSTED", "rejected by rate limit")}
