@@ -200,11 +200,11 @@ def _subscriptions(token: str) -> Iterator[bytes]:
 def _headers(token: str) -> Iterator[bytes]:
     block = b"XXXXXXXX \xff\xff\xff\r\nA: b\r\n\r\n"
     subjects = (f"event.{token}.{PLUGIN}.device.added", f"inventory.{token}.{PLUGIN}.0")
+    size = len(block)
     return itertools.repeat(
         b"".join(
             b"HPUB muster.%b %d %d\r\n%b{}\r\n" % (subject.encode(), size, size + 2, block)
             for subject in subjects
-            for size in (len(block),)
         )
     )
 

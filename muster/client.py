@@ -5,14 +5,14 @@ import contextlib
 import fnmatch
 import os
 import re
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
 from muster import codec, vocabulary
-from muster.nats import bus, consumers, streams
+from muster.nats import bus, consumers, stream_info, streams
 from muster.service import sections
 
 DEFAULT_URL: Final = "nats://127.0.0.1:4222"
@@ -81,10 +81,15 @@ async def _followed(
         while True:
             yield await _next(queue, following)
     finally:
-        for task in following:
-            task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.gather(*following, return_exceptions=True)
+        await _cancel(following)
+
+
+async def _cancel(tasks: Collection[asyncio.Task[Any]]) -> None:
+    """Cancel the tasks that are not done, and wait until all are."""
+    for task in tasks:
+        task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def reach(connected: bus.Bus, target: str, *, timeout_s: float | None = REACH_S) -> None:
@@ -125,16 +130,17 @@ async def _stored(
         )
         for stream, subjects in filters.items()
     }
-    _, waiting = await asyncio.wait(reading.values(), timeout=_READ_S)
-    for task in waiting:
-        task.cancel()
-    await asyncio.gather(*waiting, return_exceptions=True)
+    try:
+        await asyncio.wait(reading.values(), timeout=_READ_S)
+    finally:
+        await _cancel(reading.values())
     events: list[codec.CloudEvent] = []
     for name, task in sorted(reading.items()):
         if task.cancelled():
             text = f"NATS at {_shown(target)} has not served {name} within {_READ_S:g} s"
             raise ConnectionError(text)
-        if task.exception() is not None:
+        error = task.exception()
+        if error is not None and stream_info.is_no_stream(error):
             text = f"NATS at {_shown(target)} has no stream {name}, which health creates"
             raise ConnectionError(text)
         events += task.result()

@@ -20,7 +20,7 @@ async def sweep(client: Client) -> int:
 
     nats-server allows 1,000 consumers for each stream in total (2.15), and a consumer may push the
     stream's messages to any subject of the account that somebody has subscribed to literally. A
-    consumer on several servers takes ten times the memory. Raises nats-py's errors.
+    replicated consumer takes some 200 kB of each server. Raises nats-py's errors.
     """
     removed = 0
     for stream in streams.FOLLOWED:
@@ -43,12 +43,17 @@ async def _removable(client: Client, stream: str) -> list[str]:
     return [
         consumer.name
         for consumer in consumers
-        if not (consumer.config.deliver_subject or _INBOX).startswith(_INBOX)
-        or (
-            not consumer.config.durable_name
-            and (
-                (consumer.config.inactive_threshold or 0) > _EPHEMERAL_S
-                or (consumer.config.num_replicas or 1) > 1
-            )
-        )
+        if _is_misdirected(consumer.config) or _is_costly(consumer.config)
     ]
+
+
+def _is_misdirected(config: api.ConsumerConfig) -> bool:
+    """Return whether a consumer pushes messages to something other than an inbox."""
+    return config.deliver_subject is not None and not config.deliver_subject.startswith(_INBOX)
+
+
+def _is_costly(config: api.ConsumerConfig) -> bool:
+    """Return whether an ephemeral consumer is replicated, or stays long after its reader."""
+    is_replicated = (config.num_replicas or 1) > 1
+    stays = (config.inactive_threshold or 0) > _EPHEMERAL_S
+    return not config.durable_name and (is_replicated or stays)

@@ -213,8 +213,8 @@ async def past(
 ) -> list[codec.CloudEvent]:
     """Return the stored events since a time, oldest first; at most the first `events_max`.
 
-    Waits for the server without a time limit. Without `waits_for_stream`, raises nats-py's
-    NotFoundError if the stream does not exist.
+    Waits for the server without a time limit. Without `waits_for_stream`, raises an error for which
+    `stream_info.is_no_stream` is true if the stream does not exist.
     """
     config = api.ConsumerConfig(
         filter_subjects=list(filters),

@@ -279,7 +279,7 @@ def test_a_child_keeps_nothing_of_the_host_but_its_own_descriptors() -> None:
     asyncio.run(story())
 
 
-def test_a_descriptor_is_let_go_of_only_once_a_child_has_it() -> None:
+def test_a_descriptor_is_released_only_once_a_child_has_it() -> None:
     async def story() -> None:
         descriptor = mounter_client.PodDescriptor(os.open("/etc", os.O_PATH))
         link = Path(f"/proc/self/fd/{descriptor.number}")

@@ -136,18 +136,10 @@ os._exit(0)
 
 
 QUEUED = """
-import time
 connections, files = [], []
 written = os.open("/mnt/home/hello", os.O_RDWR)
-while len(connections) < int(sys.argv[2]):
-    over = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    over.settimeout(0)
-    try:
-        over.connect(sys.argv[1])
-    except BlockingIOError:
-        time.sleep(0.02)
-        continue
-    connections.append(over)
+while len(connections) < int(sys.argv[1]):
+    connections.append(broker())
     into, out = socket.socketpair()
     file = os.open("/mnt/home/hello", os.O_RDWR)
     socket.send_fds(into, [b"x"], [file])
@@ -158,7 +150,7 @@ for over, out in zip(connections, files):
     socket.send_fds(over, [b"junk"], [out.fileno()])
     out.close()
 print("sent", flush=True)
-time.sleep(600)
+sys.stdin.readline()
 """
 
 
@@ -221,7 +213,7 @@ def test_a_broker_ends_while_many_connections_have_files_that_cannot_be_closed()
                 # those that the broker serves, and those that it has not accepted yet
                 count = str(config.Limits().connections_per_pod + 17)
                 script = fuse_broker.UNWRITTEN + QUEUED
-                sending = fuse_broker.program(pod, script, fuse_broker.SOCKET, count)
+                sending = fuse_broker.program(pod, script, count)
                 assert sending.stdout is not None
                 assert await asyncio.to_thread(sending.stdout.readline) == "sent\n"
                 broker.process.send_signal(signal.SIGTERM)

@@ -118,10 +118,10 @@ def test_no_tick_is_published_while_events_cannot_be_read(tmp_path: Path) -> Non
         async def publish(event: vocabulary.WatchdogTicked, _: Callable[[], bool]) -> None:
             published.append(event)
 
-        asked = asyncio.Event()
+        checked = asyncio.Event()
 
         def blind() -> bool:
-            asked.set()
+            checked.set()
             return is_blind
 
         async with election(on, "a") as leader:
@@ -130,9 +130,9 @@ def test_no_tick_is_published_while_events_cannot_be_read(tmp_path: Path) -> Non
                     leader, publish, holder="a", interval_s=0.05, is_blind=blind
                 )
             )
-            await asked.wait()
-            asked.clear()
-            await asked.wait()
+            await checked.wait()
+            checked.clear()
+            await checked.wait()
             assert published == []
             is_blind = False
             while not published:

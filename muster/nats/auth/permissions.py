@@ -195,8 +195,8 @@ def labeler() -> Grant:
     return _grant(
         "labeler",
         account=LABELER,
-        publish=(LABELS, *imported_requests(LABELER, IMPORTED_API)),
-        publish_denied=_of_durables(IMPORTED_API),
+        publish=(LABELS, *map(local_subject, imported_requests(LABELER))),
+        publish_denied=tuple(map(local_subject, _of_durables())),
     )
 
 
@@ -232,8 +232,8 @@ def reader(name: str) -> Grant:
     return _grant(
         f"reader_{name}" if name else "reader",
         account=READERS,
-        publish=imported_requests(READERS, IMPORTED_API),
-        publish_denied=_of_durables(IMPORTED_API),
+        publish=tuple(map(local_subject, imported_requests(READERS))),
+        publish_denied=tuple(map(local_subject, _of_durables())),
         subscribe=(HEARTBEATS,),
     )
 
@@ -244,16 +244,21 @@ def api(user: str) -> str:
     return IMPORTED_API if is_reader or user == "labeler" else API
 
 
-def imported_requests(account: str, api: str = API) -> tuple[str, ...]:
-    """Return the subjects of the JetStream requests that an account imports, with this prefix."""
+def imported_requests(account: str) -> tuple[str, ...]:
+    """Return the subjects in muster's account of the JetStream requests that an account imports."""
     if account == LABELER:
-        return _follows(api)
+        return _follows()
     letters = streams.DEAD_LETTERS.name
     return (
-        *_follows(api),
-        *_reads(f"KV_{streams.SILENCES.name}", api),
-        *(f"{api}.STREAM.INFO.{letters}", f"{api}.STREAM.MSG.GET.{letters}"),
+        *_follows(),
+        *_reads(f"KV_{streams.SILENCES.name}"),
+        *(f"{API}.STREAM.INFO.{letters}", f"{API}.STREAM.MSG.GET.{letters}"),
     )
+
+
+def local_subject(request: str) -> str:
+    """Return the subject of an imported request in the account that imports it."""
+    return request.replace(API, IMPORTED_API, 1)
 
 
 def console() -> Grant:
@@ -343,28 +348,28 @@ def _durable(stream: streams.Stream, name: str) -> tuple[str, ...]:
     )
 
 
-def _reads(stream: str, api: str = API) -> tuple[str, ...]:
+def _reads(stream: str) -> tuple[str, ...]:
     """Return the rights to read a stream with an ephemeral consumer, which the server names."""
     return (
-        f"{api}.STREAM.INFO.{stream}",
-        f"{api}.STREAM.MSG.GET.{stream}",
-        f"{api}.CONSUMER.CREATE.{stream}",
-        f"{api}.CONSUMER.MSG.NEXT.{stream}.*",
+        f"{API}.STREAM.INFO.{stream}",
+        f"{API}.STREAM.MSG.GET.{stream}",
+        f"{API}.CONSUMER.CREATE.{stream}",
+        f"{API}.CONSUMER.MSG.NEXT.{stream}.*",
     )
 
 
-def _follows(api: str = API) -> tuple[str, ...]:
-    return tuple(right for stream in streams.FOLLOWED for right in _reads(stream.name, api))
+def _follows() -> tuple[str, ...]:
+    return tuple(right for stream in streams.FOLLOWED for right in _reads(stream.name))
 
 
-def _of_durables(api: str = API) -> tuple[str, ...]:
-    return tuple(right for s in streams.FOLLOWED for right in _of_others(s, "", api))
+def _of_durables() -> tuple[str, ...]:
+    return tuple(right for s in streams.FOLLOWED for right in _of_others(s, ""))
 
 
-def _of_others(stream: streams.Stream, own: str, api: str = API) -> tuple[str, ...]:
+def _of_others(stream: streams.Stream, own: str) -> tuple[str, ...]:
     """Return the subjects that would pull messages from other services' durable consumers."""
     return tuple(
-        f"{api}.CONSUMER.MSG.NEXT.{stream.name}.{name}" for name in DURABLES if name != own
+        f"{API}.CONSUMER.MSG.NEXT.{stream.name}.{name}" for name in DURABLES if name != own
     )
 
 

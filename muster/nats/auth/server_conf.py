@@ -150,14 +150,10 @@ def _request_exports() -> str:
 
 
 def _request_imports(account: str) -> str:
-    requests = zip(
-        permissions.imported_requests(account),
-        permissions.imported_requests(account, permissions.IMPORTED_API),
-        strict=True,
-    )
     lines = [
-        f'      {{service: {{account: {ACCOUNT}, subject: "{theirs}"}}\n       to: "{ours}"}}\n'
-        for theirs, ours in requests
+        f'      {{service: {{account: {ACCOUNT}, subject: "{request}"}}\n'
+        f'       to: "{permissions.local_subject(request)}"}}\n'
+        for request in permissions.imported_requests(account)
     ]
     return f"    imports: [\n{''.join(lines)}    ]\n"
 

@@ -31,11 +31,7 @@ def imported(account: nkeys.Key, shared: Claims, *, to: str = "") -> Claims:
 
 def imported_requests(muster: nkeys.Key, account: str) -> list[Claims]:
     """Return the imports of the requests to JetStream that `account` may make in muster's."""
-    requests = zip(
-        permissions.imported_requests(account),
-        permissions.imported_requests(account, permissions.IMPORTED_API),
-        strict=True,
-    )
     return [
-        imported(muster, service(theirs), to=ours.replace("*", "$1")) for theirs, ours in requests
+        imported(muster, service(request), to=permissions.local_subject(request).replace("*", "$1"))
+        for request in permissions.imported_requests(account)
     ]

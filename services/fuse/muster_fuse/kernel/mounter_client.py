@@ -53,7 +53,7 @@ class PodDescriptor:
         self.is_taken = False
         """Whether a child has taken it over; the number then refers to /dev/null here."""
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Replace the file by /dev/null, so that the number stays in use until it is closed."""
         nothing = os.open("/dev/null", os.O_PATH | os.O_CLOEXEC)
         os.dup2(nothing, self.number, inheritable=False)
@@ -212,18 +212,18 @@ class Mounter:
         """Send a job once a slot is free; return its outcome. The child takes over `taken`."""
         history = history or job_history.JobHistory()
         kind = _Slots.SYNC_INIT if _is_sync(job) else _Slots.QUICK
-        whose = f"{JOBS_MAX} requests are already in progress on this node"
-        slots = {whose: self._slots[kind]}
+        node_is_busy = f"{JOBS_MAX} requests are already in progress on this node"
+        slots = {node_is_busy: self._slots[kind]}
         if history.is_slow(_now()):
-            own = "slow requests of this pod are still in progress"
-            slots = {own: history.slow_jobs, whose: self._slots[_Slots.SLOW]}
+            pod_is_busy = "slow requests of this pod are still in progress"
+            slots = {pod_is_busy: history.slow_jobs, node_is_busy: self._slots[_Slots.SLOW]}
         async with contextlib.AsyncExitStack() as slots_taken:
             try:
                 async with asyncio.timeout(_SLOT_S):
-                    for limit, slot in slots.items():  # noqa: B007  # read if it is not free
+                    for reason, slot in slots.items():  # noqa: B007  # why the slot is not free
                         await slots_taken.enter_async_context(slot)
             except TimeoutError:
-                return jobs.Outcome(errno.EAGAIN, f"{limit}; try again", "limit")
+                return jobs.Outcome(errno.EAGAIN, f"{reason}; try again", "limit")
             return await self._answered(
                 job, descriptors, wait_s=wait_s, history=history, taken=taken
             )
@@ -279,7 +279,7 @@ class Mounter:
             await asyncio.wait((sent.started, sent.answer), return_when=asyncio.FIRST_COMPLETED)
             # a child that has answered already has been killed while it waited
             if sent.started.done() and not sent.answer.done():
-                taken.let_go()
+                taken.release()
         finally:
             os.close(held)
             os.close(holding)
