@@ -135,6 +135,16 @@ os._exit(0)
 """
 
 
+async def published(
+    node: fuse_process.Node, broker: plugin_process.Plugin
+) -> contextlib.AbstractContextManager[fuse_pods.Container]:
+    """Return the pod, whose volume the broker has published."""
+    await broker.said("listening")
+    await node.kubelet.wait_for_socket()
+    await node.kubelet.publish()
+    return a_pod(node)
+
+
 QUEUED = """
 connections, files = [], []
 written = os.open("/mnt/home/hello", os.O_RDWR)
@@ -181,10 +191,7 @@ def test_a_broker_ends_while_a_file_that_a_pod_has_sent_cannot_be_closed(
     async def story(node: fuse_process.Node) -> None:
         with contextlib.ExitStack() as stack:
             async with node.broker() as first:
-                await first.said("listening")
-                await node.kubelet.wait_for_socket()
-                await node.kubelet.publish()
-                pod = stack.enter_context(a_pod(node))
+                pod = stack.enter_context(await published(node, first))
                 daemon = stack.enter_context(fuse_broker.daemon(pod, "--stall", "FLUSH"))
                 await asyncio.to_thread(fuse_broker.mounted, daemon)
                 sending = fuse_broker.program(pod, FLUSHING)
@@ -206,10 +213,7 @@ def test_a_broker_ends_while_many_connections_have_files_that_cannot_be_closed()
     async def story(node: fuse_process.Node) -> None:
         with contextlib.ExitStack() as stack:
             async with node.broker() as broker:
-                await broker.said("listening")
-                await node.kubelet.wait_for_socket()
-                await node.kubelet.publish()
-                pod = stack.enter_context(a_pod(node))
+                pod = stack.enter_context(await published(node, broker))
                 # those that the broker serves, and those that it has not accepted yet
                 count = str(config.Limits().connections_per_pod + 17)
                 script = fuse_broker.UNWRITTEN + QUEUED
@@ -232,10 +236,7 @@ def test_mounts_outlive_the_broker_and_the_next_one_serves_the_same_pod(
     async def story(node: fuse_process.Node) -> None:
         with contextlib.ExitStack() as stack:
             async with node.broker() as first:
-                await first.said("listening")
-                await node.kubelet.wait_for_socket()
-                await node.kubelet.publish()
-                pod = stack.enter_context(a_pod(node))
+                pod = stack.enter_context(await published(node, first))
                 daemon = stack.enter_context(fuse_broker.daemon(pod))
                 await asyncio.to_thread(fuse_broker.mounted, daemon)
                 while not (node.state / "mounts" / f"{UID}.json").exists():

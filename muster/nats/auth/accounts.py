@@ -15,9 +15,9 @@ from typing import Final, TypeAlias
 
 import msgspec
 
-from muster.nats.auth import nkeys, permissions, shares
+from muster.nats.auth import exports, nkeys, permissions
 
-Claims: TypeAlias = shares.Claims
+Claims: TypeAlias = exports.Claims
 Random: TypeAlias = Callable[[int], bytes]
 """Returns this number of random secret bytes."""
 Keyring: TypeAlias = Mapping[str, Sequence[nkeys.Key]]
@@ -239,11 +239,11 @@ def _system() -> Claims:
     # the accounts name the accounts that import this, and only the operator can write them
     subjects = [f"$SYS.ACCOUNT.*.{what}" for what in _OF_CLIENTS]
     subjects += [f"$SYS.SERVER.*.{what}" for what in _OF_SERVERS]
-    exports = [shares.stream(subject) for subject in subjects]
+    exported = [exports.stream(subject) for subject in subjects]
     # every server answers
-    connections = shares.service(_CONNECTIONS.format("*")) | {"response_type": "Stream"}
-    exports += [connections, shares.service(_DISCONNECT)]
-    return {"name": "SYS", "nats": _kind("account") | {"limits": _limits(), "exports": exports}}
+    connections = exports.service(_CONNECTIONS.format("*")) | {"response_type": "Stream"}
+    exported += [connections, exports.service(_DISCONNECT)]
+    return {"name": "SYS", "nats": _kind("account") | {"limits": _limits(), "exports": exported}}
 
 
 def _auth(keys: Keys) -> Claims:
@@ -254,13 +254,13 @@ def _auth(keys: Keys) -> Claims:
         "limits": _limits(),
         "signing_keys": list(keys.answers),
         "authorization": asks,
-        "exports": [shares.stream(permissions.LIMITED)],
+        "exports": [exports.stream(permissions.LIMITED)],
         "imports": [
-            shares.imported(keys.system, shares.service(connections), to=permissions.CONNECTIONS),
-            shares.imported(
-                keys.system, shares.service(_DISCONNECT), to=f"{permissions.DISCONNECT}.$1"
+            exports.imported(keys.system, exports.service(connections), to=permissions.CONNECTIONS),
+            exports.imported(
+                keys.system, exports.service(_DISCONNECT), to=f"{permissions.DISCONNECT}.$1"
             ),
-            shares.imported(keys.system, shares.stream(closed), to=permissions.CLOSED),
+            exports.imported(keys.system, exports.stream(closed), to=permissions.CLOSED),
         ],
     }
     return {"name": permissions.AUTH, "nats": _kind("account") | held}
@@ -274,9 +274,10 @@ def _plugins(keys: Keys) -> Claims:
     }
     held = {
         "limits": _limits() | each,
-        "exports": [shares.service("muster.rpc.>")],
+        "exports": [exports.service("muster.rpc.>")],
         "imports": [
-            shares.imported(keys.muster, shares.service(subject)) for subject in permissions.REPORTS
+            exports.imported(keys.muster, exports.service(subject))
+            for subject in permissions.REPORTS
         ],
         "signing_keys": _signers(keys, [Role.NODE]),
     }
@@ -287,8 +288,8 @@ def _labeler(keys: Keys) -> Claims:
     held = {
         "limits": _limits(),
         "imports": [
-            shares.imported(keys.muster, shares.service(permissions.LABELS)),
-            *shares.imported_requests(keys.muster, permissions.LABELER),
+            exports.imported(keys.muster, exports.service(permissions.LABELS)),
+            *exports.imported_requests(keys.muster, permissions.LABELER),
         ],
         "signing_keys": _signers(keys, [Role.LABELER]),
     }
@@ -298,8 +299,8 @@ def _labeler(keys: Keys) -> Claims:
 def _readers(keys: Keys) -> Claims:
     held = {
         "limits": _limits() | _READERS_LIMITS,
-        "exports": [shares.service(permissions.HEARTBEATS)],
-        "imports": shares.imported_requests(keys.muster, permissions.READERS),
+        "exports": [exports.service(permissions.HEARTBEATS)],
+        "imports": exports.imported_requests(keys.muster, permissions.READERS),
         "signing_keys": _signers(keys, [Role.READER]),
     }
     return {"name": permissions.READERS, "nats": _kind("account") | held}
@@ -308,30 +309,32 @@ def _readers(keys: Keys) -> Claims:
 def _muster(keys: Keys) -> Claims:
     stored = dict.fromkeys(("mem_storage", "disk_storage", "streams", "consumer"), _NO_LIMIT)
     imports = [
-        shares.imported(
+        exports.imported(
             keys.system,
-            shares.stream(f"$SYS.ACCOUNT.{account.public}.{what}"),
+            exports.stream(f"$SYS.ACCOUNT.{account.public}.{what}"),
             to=f"muster.nats.{what.lower()}",
         )
         for account in (keys.muster, keys.plugins)
         for what in _OF_CLIENTS
     ]
     imports += [
-        shares.imported(
-            keys.system, shares.stream(f"$SYS.SERVER.*.{what}"), to=f"muster.nats.{what.lower()}.$1"
+        exports.imported(
+            keys.system,
+            exports.stream(f"$SYS.SERVER.*.{what}"),
+            to=f"muster.nats.{what.lower()}.$1",
         )
         for what in _OF_SERVERS
     ]
     imports += [
-        shares.imported(keys.plugins, shares.service("muster.rpc.>")),
-        shares.imported(keys.readers, shares.service(permissions.HEARTBEATS)),
-        shares.imported(keys.auth, shares.stream(permissions.LIMITED)),
+        exports.imported(keys.plugins, exports.service("muster.rpc.>")),
+        exports.imported(keys.readers, exports.service(permissions.HEARTBEATS)),
+        exports.imported(keys.auth, exports.stream(permissions.LIMITED)),
     ]
     held = {
         "limits": _limits() | stored,
         "exports": [
-            *map(shares.service, (*permissions.REPORTS, permissions.LABELS)),
-            *map(shares.request, permissions.imported_requests(permissions.READERS)),
+            *map(exports.service, (*permissions.REPORTS, permissions.LABELS)),
+            *map(exports.request, permissions.imported_requests(permissions.READERS)),
         ],
         "imports": imports,
         "signing_keys": _signers(keys, [role for role in Role if owner(role) == "muster"]),

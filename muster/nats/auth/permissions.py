@@ -10,25 +10,21 @@ Only the service that draws a conclusion may publish it. Each user has its own i
 
 import dataclasses
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Final
 
 from muster.nats import streams
 
 ACCOUNT: Final = "MUSTER"
 PLUGINS: Final = "PLUGINS"
-"""The plugins' own account. JetStream sends acknowledgements to any reply subject without checking
-rights, so in muster's account a plugin could write to any bucket.
-"""
 READERS: Final = "READERS"
-"""The account of outside tools."""
 LABELER: Final = "LABELER"
-"""The labeler's account."""
-READING: Final = (READERS, LABELER)
-"""The accounts that import requests to JetStream. They are separate for the same reason: JetStream
-sends messages and statuses to the reply subject of a request without checking rights, and so to its
-own API.
+"""The accounts of plugins, outside tools and the labeler. JetStream sends acknowledgements and
+answers to any reply subject without checking rights: in muster's account, these users could write
+to any bucket and delete any stream.
 """
+READING: Final = (READERS, LABELER)
+"""The accounts that import requests to JetStream."""
 API: Final = "$JS.API"
 IMPORTED_API: Final = "$JS.muster.API"
 """The prefix of these requests: that of the JetStream domain `muster`."""
@@ -36,15 +32,12 @@ MANY_ANSWERS: Final = ".CONSUMER.MSG.NEXT."
 """A part of those requests that JetStream answers with several messages."""
 LABELS: Final = "muster.label.>"
 HEARTBEATS: Final = "muster.heartbeat.>"
-"""The subject of all heartbeats. Readers also get them through a service: nats-server exports no
-stream of messages that an account has itself got through one (server/client.go, processMsgResults;
-2.15).
-"""
+"""Readers get these through a service, too: nats-server does not export as a stream what an account
+got through a service (server/client.go, processMsgResults; 2.15)."""
 READER_PAYLOAD_MAX: Final = 16_384
 READER_SUBSCRIPTIONS_MAX: Final = 20
-"""Limits for each connection of a reader. A reader sends only requests; a request for a
-consumer with thousands of filters would block JetStream for many seconds.
-"""
+"""Limits for each connection of a reader. A request for a consumer with thousands of filters would
+block JetStream for many seconds."""
 AUTH: Final = "AUTH"
 """The account of the gate, and of clients that it has not admitted yet."""
 CALLOUT: Final = "$SYS.REQ.USER.AUTH"
@@ -195,8 +188,8 @@ def labeler() -> Grant:
     return _grant(
         "labeler",
         account=LABELER,
-        publish=(LABELS, *map(local_subject, imported_requests(LABELER))),
-        publish_denied=tuple(map(local_subject, _of_durables())),
+        publish=(LABELS, *imported_requests(LABELER)),
+        publish_denied=_of_durables(),
     )
 
 
@@ -232,8 +225,8 @@ def reader(name: str) -> Grant:
     return _grant(
         f"reader_{name}" if name else "reader",
         account=READERS,
-        publish=tuple(map(local_subject, imported_requests(READERS))),
-        publish_denied=tuple(map(local_subject, _of_durables())),
+        publish=imported_requests(READERS),
+        publish_denied=_of_durables(),
         subscribe=(HEARTBEATS,),
     )
 
@@ -322,14 +315,16 @@ def _plugin(user: str, node: str, names: Sequence[str]) -> Grant:
 def _grant(
     user: str,
     *,
-    publish: Sequence[str],
+    publish: Iterable[str],
     subscribe: Sequence[str] = (),
-    publish_denied: Sequence[str] = (),
+    publish_denied: Iterable[str] = (),
     answers: bool = False,
     account: str = ACCOUNT,
 ) -> Grant:
     if not _USER.fullmatch(user):
         raise ValueError(f"{user!r} is not a user name: use only letters, digits, '-' and '_'")
+    if account in READING:
+        publish, publish_denied = (map(local_subject, each) for each in (publish, publish_denied))
     return Grant(
         user=user,
         publish=tuple(dict.fromkeys(publish)),

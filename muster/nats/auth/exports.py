@@ -1,4 +1,8 @@
-"""Pure: what the accounts of nats-server export and import, as claims (nats-io/jwt v2)."""
+"""Pure: what the accounts of nats-server export and import, as claims (nats-io/jwt v2).
+
+An account can use a subject of another account only if that account exports it and its own account
+imports it, perhaps under another name. `server_conf` writes the same for users with passwords.
+"""
 
 from typing import TypeAlias
 
