@@ -1,7 +1,7 @@
 """Adapter: nats-py: the only module that relies on the library's private parts.
 
 Written against the nats-py that `KNOWN` names; pyproject.toml allows no other minor version, and
-tests/pure/test_bounds.py fails when either changes. Before raising the versions, reread in nats-py:
+tests/pure/test_bounds.py fails if the two disagree. Before raising the versions, reread in nats-py:
 `aio/client.py` (`_close`, `_attempt_reconnect`, `_read_loop`, `_process_headers`, `_process_msg`),
 `aio/subscription.py`, `aio/transport.py`, and `protocol/parser.py`.
 """

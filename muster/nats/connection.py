@@ -101,7 +101,7 @@ class Connection:
         self._client = make()
         self._connected = False
         self._attempts = 0
-        """How many dials failed before the client was first connected."""
+        """How many dials of new clients have failed; while it grows, a client is still trying."""
         self._outage_logged = False
         self._changed = asyncio.Condition()
         self._subscriptions: list[tuple[str, Handler]] = []

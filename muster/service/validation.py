@@ -55,7 +55,7 @@ class Demanding(Protocol):
     """A type with conditions across its fields."""
 
     def demands(self) -> Iterable[Demand]:
-        """Yield each condition."""
+        """Yield a function for each condition, which yields the problems."""
 
 
 class Refused(ValueError):

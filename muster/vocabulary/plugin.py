@@ -183,11 +183,12 @@ class PluginStopping(facts.PluginEvent, frozen=True, kw_only=True):
 
 
 class InventoryReported(facts.PluginEvent, frozen=True, kw_only=True):
-    """All devices of a node; published at start, after every (re)connect, and periodically.
+    """All devices of a plugin on its node; published after every connect, and periodically.
 
     A long inventory is published in `pages` messages: each has the next part of `devices`,
-    `resources`, `fuse_mounts`, and of the lists in `gpus`. Pages of the same `instance` and
-    `version` belong together, and only all of them are an inventory (`muster.inventory_pages`).
+    `resources`, `fuse_mounts`, `watched`, and of the lists in `gpus`. Pages of the same `instance`
+    and `version` belong together, and only all of them are an inventory
+    (`muster.inventory_pages`).
     """
 
     TYPE = "inventory.reported"

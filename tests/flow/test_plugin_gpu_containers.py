@@ -5,6 +5,7 @@ from typing import Any, Final
 
 import msgspec
 
+from muster import vocabulary
 from muster.pb import deviceplugin_pb2 as dp
 from tests.worlds.nvml import fake, node, scenes
 from tests.worlds.nvml.node import GPU, UUIDS
@@ -162,6 +163,34 @@ spec:
             - {name: DP_DISABLE_HEALTHCHECKS, value: "94"}
             - {name: DP_ENABLE_HEALTHCHECKS, value: "31"}
 """
+
+
+def test_a_removed_section_takes_the_gpus_from_the_kubelet_and_from_snapshots() -> None:
+    async def story() -> None:
+        async with node.node(scenes.h100x8()) as here:
+            fuse = here.directory / "fuse"
+            fuse.symlink_to("/dev/null")
+            rule = {"name": FUSE, "groups": [{"devices": [{"path": str(fuse)}]}]}
+            config = here.configure(resources=[rule], snapshot_period_s=1)
+            async with here.plugin(config) as plugin:
+                await here.offers(GPU, healthy=8)
+                reported = await here.event(vocabulary.InventoryReported)
+                assert reported.gpus is not None
+                assert len(reported.gpus.gpus) == 8
+                settings = msgspec.json.decode(config.read_bytes())
+                del settings["gpus"]
+                fresh = config.with_suffix(".new")
+                fresh.write_bytes(msgspec.json.encode(settings))
+                fresh.replace(config)
+                applied = await plugin.logged("configuration_applied")
+                assert applied["removed"] == [GPU]
+                seen = len(here.events.items)
+                reported = await here.event(vocabulary.InventoryReported, after=seen)
+                assert reported.resources == (FUSE,)
+                assert reported.gpus is None
+                assert {device.resource for device in reported.devices} == {FUSE}
+
+    node.run(story)
 
 
 def test_the_manifests_of_nvidias_plugin_run_ours_as_they_are() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import muster_plugin
 from muster import vocabulary
 from muster_plugin.config import gpus
-from muster_plugin.gpu import faults, health_state, xid_policy
+from muster_plugin.gpu import faults, gpu_health, xid_policy
 from muster_plugin.gpu import faults as gpu_faults
 from muster_plugin.model import gpu
 
@@ -55,7 +55,7 @@ class Story:
         health_rules: gpus.Health = TOLD,
         now: float = 1000.0,
     ) -> None:
-        self.machine = health_state.GpuHealth(policy, health_rules)
+        self.machine = gpu_health.GpuHealth(policy, health_rules)
         self.now = now
         self.changes: list[gpu.FaultChange] = []
         self.holding: dict[tuple[gpu.Part, str], gpu.FaultBegan] = {}

@@ -45,7 +45,7 @@ MAY_PRINT: Final = {
     "services/fuse/muster_fuse/kernel/self_test.py": {"os.write"},
     "services/fuse/muster_fuse/watch/connections.py": {"os.write"},
     "services/notifier/muster_notifier/receivers/local.py": {"os.write"},
-    "services/plugin/muster_plugin/kubelet/socket_directory.py": {"os.write"},
+    "services/plugin/muster_plugin/kubelet/plugin_sockets.py": {"os.write"},
 }
 STREAMS: Final = {"stdout", "stderr", "__stdout__", "__stderr__"}
 PRINTING: Final = {

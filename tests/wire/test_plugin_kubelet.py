@@ -23,9 +23,9 @@ from muster.vocabulary import RegistrationReason as Reason
 from muster_plugin import node as node_door
 from muster_plugin.config import gpus, resources
 from muster_plugin.config import settings as config_settings
-from muster_plugin.gpu import evaluation, health_state, simulated
+from muster_plugin.gpu import evaluation, gpu_health, simulated
 from muster_plugin.gpu import evaluation as gpu_source
-from muster_plugin.kubelet import registration, resource_plugin, socket_directory
+from muster_plugin.kubelet import plugin_sockets, registration, resource_plugin
 from muster_plugin.model import advertised
 
 FUSE = "smarter-devices/fuse"
@@ -143,7 +143,7 @@ async def plugin(
     if settings.simulated_gpus:
         source = simulated.SimulatedSource(settings.simulated_gpus, "n1", poll_s=0.05)
         evaluator = gpu_source.GpuEvaluator(
-            source, health_state.GpuHealth(evaluation.read_policy(HEALTH), HEALTH), line()
+            source, gpu_health.GpuHealth(evaluation.read_policy(HEALTH), HEALTH), line()
         )
     node = node_door.Node(settings, "n1", new_runner=line, gpus=evaluator, timing=timing)
     node.event_log.publish_to(published)
@@ -204,7 +204,7 @@ def test_a_resource_is_listed_with_its_first_message(root: Path) -> None:
             assert (state.devices, state.healthy, state.allocated) == (1, 1, 0)
             assert min(state.registered_age_s, state.last_send_age_s, state.probe_age_s) >= 0
             assert state.probe_ms > 0
-            assert node.resource_plugins.kubelet_socket == socket_directory.identity(kubelet.socket)
+            assert node.resource_plugins.kubelet_socket == plugin_sockets.identity(kubelet.socket)
 
     run(story)
 
@@ -747,7 +747,7 @@ def test_a_cdi_spec_that_is_removed_is_written_again(root: Path) -> None:
 
 def test_a_cdi_spec_is_written_only_for_resources_that_no_other_plugin_serves(root: Path) -> None:
     async def story() -> None:
-        other = socket_directory.ResourceLocks(root / config_settings.SOCKET_DIRECTORY)
+        other = plugin_sockets.ResourceLocks(root / config_settings.SOCKET_DIRECTORY)
         assert other.acquire(FUSE) == ""
         async with (
             stand_in.Kubelet(directory=root, node="n1") as kubelet,
@@ -883,7 +883,7 @@ def test_only_dead_sockets_of_muster_plugins_are_removed_at_start(root: Path) ->
         bound[name].bind(str(sockets / name))
     bound["muster-a_b-2-1.sock"].listen()
     bound["muster-a_b-1-1.sock"].close()
-    assert socket_directory.remove_stale([sockets]) == ["muster-a_b-1-1.sock"]
+    assert plugin_sockets.remove_stale([sockets]) == ["muster-a_b-1-1.sock"]
     assert sorted(path.name for path in sockets.iterdir()) == ["muster-a_b-2-1.sock", "other.sock"]
     for made in bound.values():
         made.close()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from muster.local import kubelet as stand_in
-from muster_plugin.kubelet import socket_directory
+from muster_plugin.kubelet import plugin_sockets
 from tests.worlds import plugin_process
 
 ONE, TWO = "a.example/one", "a.example/two"
@@ -25,7 +25,7 @@ def root() -> Iterator[Path]:
 
 
 def test_a_resource_is_locked_once_until_it_is_released(root: Path) -> None:
-    ours, theirs = socket_directory.ResourceLocks(root), socket_directory.ResourceLocks(root)
+    ours, theirs = plugin_sockets.ResourceLocks(root), plugin_sockets.ResourceLocks(root)
     assert (ours.acquire(ONE), ours.acquire(ONE), ours.acquire(TWO)) == ("", "", "")
     assert theirs.acquire(ONE).startswith(f"{socket.gethostname()}, process ")
     assert (ours.holds(ONE), theirs.holds(ONE)) == (True, False)
@@ -33,16 +33,16 @@ def test_a_resource_is_locked_once_until_it_is_released(root: Path) -> None:
     assert (theirs.acquire(ONE), theirs.holds(ONE)) == ("", True)
     ours.release_all()
     theirs.release_all()
-    assert list((root / socket_directory.LOCK_DIRECTORY).iterdir()) == []
+    assert list((root / plugin_sockets.LOCK_DIRECTORY).iterdir()) == []
 
 
 def test_a_lock_whose_file_is_gone_is_acquired_again(root: Path) -> None:
-    ours, theirs = socket_directory.ResourceLocks(root), socket_directory.ResourceLocks(root)
+    ours, theirs = plugin_sockets.ResourceLocks(root), plugin_sockets.ResourceLocks(root)
     assert ours.acquire(ONE) == ""
-    shutil.rmtree(root / socket_directory.LOCK_DIRECTORY)
+    shutil.rmtree(root / plugin_sockets.LOCK_DIRECTORY)
     assert ours.acquire(ONE) == ""
     assert theirs.acquire(ONE) != ""
-    shutil.rmtree(root / socket_directory.LOCK_DIRECTORY)
+    shutil.rmtree(root / plugin_sockets.LOCK_DIRECTORY)
     assert theirs.acquire(ONE) == ""
     assert ours.acquire(ONE) != ""
     assert not ours.holds(ONE)
@@ -50,11 +50,11 @@ def test_a_lock_whose_file_is_gone_is_acquired_again(root: Path) -> None:
 
 
 def test_lock_files_that_no_process_holds_are_removed_at_start(root: Path) -> None:
-    ours = socket_directory.ResourceLocks(root)
+    ours = plugin_sockets.ResourceLocks(root)
     assert ours.acquire(ONE) == ""
-    (root / socket_directory.LOCK_DIRECTORY / "a.example_old.lock").touch()
-    socket_directory.ResourceLocks(root).remove_stale()
-    assert [path.name for path in (root / socket_directory.LOCK_DIRECTORY).iterdir()] == [
+    (root / plugin_sockets.LOCK_DIRECTORY / "a.example_old.lock").touch()
+    plugin_sockets.ResourceLocks(root).remove_stale()
+    assert [path.name for path in (root / plugin_sockets.LOCK_DIRECTORY).iterdir()] == [
         "a.example_one.lock"
     ]
     assert (ours.is_free("a.example_one"), ours.is_free("a.example_old")) == (False, True)
@@ -62,7 +62,7 @@ def test_lock_files_that_no_process_holds_are_removed_at_start(root: Path) -> No
 
 
 def test_where_no_file_can_be_locked_every_resource_is_free(root: Path) -> None:
-    nowhere = socket_directory.ResourceLocks(root / "none")
+    nowhere = plugin_sockets.ResourceLocks(root / "none")
     assert (nowhere.acquire(ONE), nowhere.holds(ONE)) == ("", False)
 
 
@@ -71,8 +71,8 @@ def test_a_resource_whose_name_begins_like_anothers_is_another(root: Path) -> No
     with socket.socket(socket.AF_UNIX) as served:
         served.bind(str(path))
         served.listen()
-        assert socket_directory.served_sockets([root], ["a.example_one"]) == []
-        assert socket_directory.served_sockets([root], ["a.example_one-shared"]) == [str(path)]
+        assert plugin_sockets.served_sockets([root], ["a.example_one"]) == []
+        assert plugin_sockets.served_sockets([root], ["a.example_one-shared"]) == [str(path)]
 
 
 def test_of_two_plugins_that_start_together_one_serves_and_one_refuses(root: Path) -> None:

@@ -211,7 +211,7 @@ def dry_run(request: web.Request) -> bool:
     """Return whether the request is a dry run, which stores nothing."""
     value = request.query.get("dryRun", "")
     if value not in {"", "All"}:
-        raise refusals.bad_request(f"dryRun: {value!r} is not All")
+        raise refusals.bad_request(f"dryRun: must be All, not {value!r}")
     return value == "All"
 
 

@@ -105,7 +105,7 @@ class Wanted:
 
     @property
     def seeds(self) -> Part:
-        """All keys; no pod refers to them."""
+        """The Secret with all keys; no pod refers to it."""
         return _secret(f"{self.name}-keys", *(f"{name}.seed" for name in accounts.KINDS))
 
     @property

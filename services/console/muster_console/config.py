@@ -120,7 +120,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         """Reject invalid host names and links, and `writing.local` on a non-local address."""
         if self.writing.local and not _is_loopback(self.http.host):
-            raise ValueError("writing.local: only if http.host is an address of this machine alone")
+            raise ValueError(
+                "writing.local: allowed only if http.host is a loopback address, such as 127.0.0.1"
+            )
         if self.grafana_url and not _GRAFANA.fullmatch(self.grafana_url):
             raise ValueError(
                 f"grafana_url: {self.grafana_url!r} is not an address such as "

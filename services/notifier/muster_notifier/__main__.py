@@ -338,7 +338,7 @@ class _Notifier:
             silence = matching.decode_silence(value) if value else None
         except matching.MalformedSilence as error:
             dispatcher.UNREADABLE.labels("silence").inc()
-            logs.logger().error("silence_unreadable", key=key, error=str(error)[:500])
+            logs.logger().error("silence_unreadable", id=key, error=str(error)[:500])
             return
         self._muting.observe_silence(muting.SilenceChanged(key, silence))
         logs.logger().info("silence_changed", id=key, removed=silence is None)

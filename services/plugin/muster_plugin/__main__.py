@@ -26,7 +26,7 @@ from muster.service import entry, logs, runtime
 from muster_plugin import node as node_wiring
 from muster_plugin.config import settings
 from muster_plugin.discovery import inotify
-from muster_plugin.kubelet import handover, socket_directory
+from muster_plugin.kubelet import handover, plugin_sockets
 
 if TYPE_CHECKING:
     from muster_plugin.gpu import evaluation
@@ -128,9 +128,7 @@ def _node(chosen: settings.Settings) -> node_wiring.Node:
         logs.logger().warning(
             "node_labels_unknown", hint="set `labels`: overrides in `nodes` match by labels"
         )
-    for stale in socket_directory.remove_stale(
-        socket_directory.both(Path(chosen.kubelet.directory))
-    ):
+    for stale in plugin_sockets.remove_stale(plugin_sockets.both(Path(chosen.kubelet.directory))):
         logs.logger().info("stale_socket_removed", socket=stale)
     node = node_wiring.Node(
         chosen,
@@ -175,12 +173,12 @@ async def _acquire_resources(
     gpus_here = chosen.at(node.name).gpus
     resources = sorted({*node.inventory.resources, *(gpus_here.names() if gpus_here else ())})
     folders, locks = (
-        socket_directory.both(Path(chosen.kubelet.directory)),
+        plugin_sockets.both(Path(chosen.kubelet.directory)),
         node.resource_plugins.locks,
     )
     until = time.monotonic() + chosen.handover_s
     reason = ""
-    while other := socket_directory.other_owner(resources, folders, locks, besides=handing.sockets):
+    while other := plugin_sockets.other_owner(resources, folders, locks, besides=handing.sockets):
         if time.monotonic() >= until:
             raise entry.CannotStart(
                 f"another plugin on this node serves {other}; stop that plugin first, or "
@@ -207,7 +205,7 @@ def _socket_directories(chosen: settings.Settings) -> list[Path]:
 
 def _handover_socket(chosen: settings.Settings) -> str:
     """Return the path of the socket over which two processes of this plugin hand over."""
-    return f"{socket_directory.LOCK_DIRECTORY}/{chosen.name}.sock"
+    return f"{plugin_sockets.LOCK_DIRECTORY}/{chosen.name}.sock"
 
 
 def _new_runner() -> machine.MachineRunner[In, Out]:
@@ -227,7 +225,7 @@ def _gpus(
     """
     if configuration.gpus is None:
         return None
-    from muster_plugin.gpu import evaluation, health_state  # noqa: PLC0415  # see `lean`
+    from muster_plugin.gpu import evaluation, gpu_health  # noqa: PLC0415  # see `lean`
 
     health = configuration.gpus.health
     gpu_source: evaluation.Source
@@ -240,7 +238,7 @@ def _gpus(
 
         gpu_source = observer.NvmlSource(configuration.gpus)
     return evaluation.GpuEvaluator(
-        gpu_source, health_state.GpuHealth(evaluation.load_policy(health), health), _new_runner()
+        gpu_source, gpu_health.GpuHealth(evaluation.load_policy(health), health), _new_runner()
     )
 
 
@@ -256,7 +254,7 @@ def _foreign(peer: settings.Format, text: bytes, source: str) -> dict[str, objec
 
 def _check(chosen: settings.Settings) -> None:
     """Raise CannotStart for problems that would otherwise end the process after registration."""
-    problem = socket_directory.problem(
+    problem = plugin_sockets.problem(
         Path(chosen.kubelet.directory) / settings.SOCKET_DIRECTORY, serves=chosen.serves
     )
     if problem:

@@ -18,10 +18,10 @@ from muster import vocabulary, wording
 from muster.service import logs
 from muster_plugin.inventory import device_messages, inventory
 from muster_plugin.kubelet import (
+    plugin_sockets,
     podresources,
     registration_signals,
     resource_manager,
-    socket_directory,
 )
 
 _PENDING_MAX: Final = 1_000
@@ -345,13 +345,13 @@ class PodDevices:
         self._also_on_listing = on_listing
         self.check = podresources.PodResourcesCheck()
         self.poller = podresources.PodResourcesPoller(root / podresources.SOCKET, self._on_listing)
-        self._sockets = socket_directory.both(root)
+        self._sockets = plugin_sockets.both(root)
         self._checkpointed_at: int | None = None
 
     def poll_if_listed(self) -> None:
         """Poll soon if any plugin has sent the kubelet a list, which may displace this plugin's."""
         before = self._checkpointed_at
-        self._checkpointed_at = socket_directory.checkpointed_at(self._sockets)
+        self._checkpointed_at = plugin_sockets.checkpointed_at(self._sockets)
         if self._checkpointed_at != before:
             self.poller.soon.set()
 
@@ -382,7 +382,7 @@ class PodDevices:
 
     def _report_displaced(self, listing: podresources.Listing | None) -> None:
         is_asked = any(self.check.displaced.values())
-        others = socket_directory.others(self._sockets) if is_asked else frozenset()
+        others = plugin_sockets.others(self._sockets) if is_asked else frozenset()
         listed = (listing.allocatable or {}) if listing else {}
         for resource, displaced in self.check.displaced.items():
             if resource in self._plugins:

@@ -142,9 +142,9 @@ class Node:
     def stuck(self, now: float) -> str | None:
         """Return which periodic check has not run for too long, as text; None if there is none."""
         for kind in (_SOCKETS, _DEVICES):
-            age_s = now - self._checked_at.get(kind, now)
+            age_s = now - self._checked_at.get(kind, self.started_at)
             if age_s > _STUCK_S:
-                return f"the last check of the {kind} was {age_s:.0f} s ago"
+                return f"no check of the {kind} has ended for {age_s:.0f} s"
         return None
 
     def snapshot(self, at: datetime) -> vocabulary.InventoryReported:
@@ -374,8 +374,8 @@ class Node:
         """Update the inventory from the last scans; start and stop resource plugins to match."""
         planner, devices = self._planner, self.inventory
         plan, configured = planner.plan(self._resources_max, standing=devices.resources)
-        devices.gpus = planner.gpus or devices.gpus
-        devices.gpu_context = planner.gpu_context or devices.gpu_context
+        devices.gpus = planner.gpus
+        devices.gpu_context = planner.gpu_context
         events = devices.observe(plan, configured, now=time.monotonic(), at=datetime.now(UTC))
         self._problems = plan.problems
         self._write_cdi_specs()

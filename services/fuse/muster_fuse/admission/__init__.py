@@ -1,1 +1,1 @@
-"""The admission webhook: adds the FUSE broker's volume to pods, and removes the old resource."""
+"""The admission webhook: gives pods the FUSE broker's volume, not the resource it replaces."""

@@ -1,7 +1,8 @@
 """Pure: decides when to alert about a plugin itself, how severely, and with which affected pods.
 
-The alert follows from the current verdict. If the plugin may only be pausing, the alert waits for a
-while; meanwhile, a plugin that keeps failing gets an alert about flapping. Before a new alert is
+The alert follows from the current verdict. If the plugin may only be pausing, the alert waits for
+`patience_s` (the rules that wait are in `steps.may_be_pause`); meanwhile, a plugin that keeps
+failing gets an alert about flapping. Before a new alert is
 published, Kubernetes is queried for the affected pods. Until they are known, the alert is not
 changed.
 

@@ -1,7 +1,7 @@
 """Pure: defines alerts: the severity, fingerprint and text of each kind.
 
-A plugin itself has at most one alert of each severity: if first the plugin and then its node goes
-down, the first alert changes, and no second alert opens.
+About a plugin itself, at most one alert of each severity is open: if first the plugin and then its
+node goes down, the first alert changes, and no second alert opens.
 """
 
 import hashlib

@@ -60,7 +60,7 @@ class KnownFault(msgspec.Struct, frozen=True, omit_defaults=True):
 class KnownRefusal(msgspec.Struct, frozen=True, kw_only=True):
     """A refused configuration, as saved; `since` is a Unix timestamp in seconds.
 
-    `instance` and `config_hash` are empty if only the alert about it remains.
+    `instance` and `config_hash` are empty if it was restored from its published alert alone.
     """
 
     since: float

@@ -76,7 +76,10 @@ def is_slack_webhook(secret: str) -> bool:
 
 
 def pagerduty(name: str, secret: str, *, url: str, reach: receiver_settings.Reach) -> Plan:
-    """Plan a PagerDuty service; the secret is its routing key, `url` its API if not the default."""
+    """Plan a PagerDuty service; the secret is its routing key.
+
+    `url` is the address of its API; empty for the default.
+    """
     own = {"url": url} if url else {}
     settings = {"routing_key_from": _from(name), **own, **_reach(reach)}
     return Plan(name=name, settings={"pagerduty": settings}, secret=secret)

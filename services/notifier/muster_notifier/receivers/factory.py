@@ -80,8 +80,9 @@ def _prepared(
 ) -> results.Send:
     """Return a sender that adds `--context` to commands if needed, and masks secrets in results.
 
-    Commands are changed in the alerts, because some receivers get alerts as data. Results are
-    masked, because some servers repeat the request, with its secrets, in their answer.
+    The commands are changed in the alerts themselves, not only in the text, because some receivers
+    get alerts as data. Results are masked, because some servers repeat the request, with its
+    secrets, in their answer.
     """
 
     async def prepared(

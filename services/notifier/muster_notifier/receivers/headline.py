@@ -24,7 +24,7 @@ _IMPACTS: Final = {
     AlertKind.MISMATCH: ("{hold} devices, new pods may fail", "new pods may fail"),
     AlertKind.MISSING: _NEW_PODS_FAIL,
     AlertKind.MAINTENANCE_OVERDUE: _NEW_PODS_FAIL,
-    AlertKind.DEREGISTERED: ("{hold} it, new pods fail", "new pods fail"),
+    AlertKind.DEREGISTERED: _NEW_PODS_FAIL,
     AlertKind.FLAPPING: ("{hold} devices, new pods may fail", "new pods may fail"),
     AlertKind.NODE_DOWN: ("{hold} its devices", "its devices cannot be used"),
     AlertKind.UNREACHABLE: ("pods still get devices",) * 2,

@@ -207,7 +207,7 @@ class Grouping:
     def _resolved_elsewhere(
         self, alert: vocabulary.AlertChanged, present: Sequence[alert_index.Placement]
     ) -> list[alert_index.Placement]:
-        """Return a resolved alert's placements in groups of the ledger that it has left."""
+        """Return placements of a resolved alert in groups that were notified of it, but lost it."""
         if alert.state is vocabulary.AlertState.FIRING:
             return []
         here = {placement.key for placement in present}

@@ -10,7 +10,7 @@ from typing import Final, Protocol, TypeAlias
 from muster import machine
 from muster.service import logs, settings
 from muster_plugin.config import gpus
-from muster_plugin.gpu import health_state, xid_policy
+from muster_plugin.gpu import gpu_health, xid_policy
 from muster_plugin.model import gpu
 
 FIRST_SCAN_S: Final = 10.0
@@ -44,12 +44,12 @@ class Source(Protocol):
 
 
 class GpuEvaluator:
-    """Runs `health_state.GpuHealth` on a source's observations, as a `machine.Machine`."""
+    """Runs `gpu_health.GpuHealth` on a source's observations, as a `machine.Machine`."""
 
     def __init__(
         self,
         source: Source,
-        health: health_state.GpuHealth,
+        health: gpu_health.GpuHealth,
         runner: machine.MachineRunner[Observed, Evaluated],
     ) -> None:
         self.source = source

@@ -1,7 +1,7 @@
 """Pure: determines which faults a GPU poll shows or rules out, and when an active fault ends.
 
-A signal is a sign of a fault in what NVML reports about the GPU. A value that NVML does not report
-is unknown: it neither shows a fault nor rules one out. Numbers and names are those of nvml.h 13.3.
+A signal is a sign of a fault in what NVML reports. A value that NVML does not report is unknown: it
+neither shows nor rules out a fault, nor interrupts a row of polls. Source of numbers: nvml.h 13.3.
 
     fault                            | is over after
     ---------------------------------|--------------------------------------------------------------

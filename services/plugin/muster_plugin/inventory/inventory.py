@@ -275,13 +275,13 @@ class Planner:
         return self._configuration.resources
 
     @property
-    def gpu_context(self) -> container_spec.AllocationContext | None:
+    def gpu_context(self) -> container_spec.AllocationContext:
         """The rules and scan results for allocating GPUs.
 
-        None if the section `gpus` is not configured, or before the first scan.
+        Defaults if the section `gpus` is not configured, or before the first scan.
         """
         if self.gpu_scan is None or self._configuration.gpus is None:
-            return None
+            return container_spec.AllocationContext()
         return container_spec.AllocationContext(rules=self._configuration.gpus, scan=self.gpu_scan)
 
     @property

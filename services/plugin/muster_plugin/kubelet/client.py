@@ -15,7 +15,7 @@ import grpc
 import grpc.aio
 
 from muster.pb import rpc
-from muster_plugin.kubelet import protobuf, registration_signals, server, socket_directory
+from muster_plugin.kubelet import plugin_sockets, protobuf, registration_signals, server
 
 # During Register the kubelet dials the plugin, for up to 10 s (pluginmanager, dial with block).
 _REGISTER_TIMEOUT_S: Final = 12.0
@@ -38,10 +38,10 @@ class Refused(Exception):
 
 async def register(kubelet: Path, resource: str, socket: str, *, pre_start: bool) -> str:
     """Register at the kubelet's socket; return that socket's identity. Raises Refused."""
-    identity = socket_directory.identity(kubelet)
+    identity = plugin_sockets.identity(kubelet)
     if not identity:
         raise Refused(
-            "UNAVAILABLE", f"{socket_directory.KUBELET_SOCKET} is missing", unreachable=True
+            "UNAVAILABLE", f"{plugin_sockets.KUBELET_SOCKET} is missing", unreachable=True
         )
     request = protobuf.register_request(resource, socket, pre_start=pre_start)
     # A new channel with its own pool: after a refused dial, gRPC's shared pool waits for 1 s.
@@ -96,7 +96,7 @@ class SelfProbe:
         self._period_s = period_s
 
     async def run(self) -> None:
-        """Probe until cancelled: once the resource is listed, periodically, and after a failure."""
+        """Probe until cancelled: periodically, upon every new listing, and soon after a failure."""
         wait_s = self._period_s
         while True:
             with contextlib.suppress(TimeoutError):

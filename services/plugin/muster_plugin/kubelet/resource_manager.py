@@ -15,7 +15,7 @@ from muster import machine, vocabulary
 from muster_plugin.config import settings
 from muster_plugin.discovery import inotify
 from muster_plugin.inventory import inventory
-from muster_plugin.kubelet import socket_directory
+from muster_plugin.kubelet import plugin_sockets
 
 if TYPE_CHECKING:
     from muster_plugin.config import resources as config_resources
@@ -37,7 +37,7 @@ class ResourcePlugins(Mapping[str, "resource_plugin.ResourcePlugin"]):
         observer: "resource_plugin.Observer",
         timing: "resource_plugin.Timing | None" = None,
     ) -> None:
-        self.locks = socket_directory.ResourceLocks(root / settings.SOCKET_DIRECTORY)
+        self.locks = plugin_sockets.ResourceLocks(root / settings.SOCKET_DIRECTORY)
         self._root = root
         self._devices = devices
         self._new_runner = new_runner
@@ -167,7 +167,7 @@ class ResourcePlugins(Mapping[str, "resource_plugin.ResourcePlugin"]):
 
     async def watch_sockets(self, on_checked: Callable[[float], None]) -> None:
         """Check the sockets of the kubelet and the plugins periodically and after every change."""
-        folders = socket_directory.both(self._root)
+        folders = plugin_sockets.both(self._root)
         check_times = inotify.scan_times(
             lambda: [folder for folder in folders if folder.is_dir()],
             period_s=_SOCKET_CHECK_PERIOD_S,

@@ -19,10 +19,10 @@ from muster_plugin.inventory import inventory
 from muster_plugin.kubelet import (
     allocation,
     client,
+    plugin_sockets,
     protobuf,
     registration,
     server,
-    socket_directory,
 )
 from muster_plugin.kubelet import registration_signals as model
 
@@ -61,7 +61,7 @@ class KubeletDirectory(NamedTuple):
     """The kubelet's directory, and the locks of the resources served there."""
 
     root: Path
-    locks: socket_directory.ResourceLocks
+    locks: plugin_sockets.ResourceLocks
 
 
 class ResourcePlugin:
@@ -167,7 +167,7 @@ class ResourcePlugin:
         """Check whether the sockets of the kubelet and the plugin are still the same files."""
         if not self._uses_watcher:
             # the plugin watcher of a restarted kubelet finds the socket by itself
-            self._send(model.KubeletSocketSeen(socket_directory.identity(self._kubelet)))
+            self._send(model.KubeletSocketSeen(plugin_sockets.identity(self._kubelet)))
         if self._endpoint is not None and self._endpoint.is_socket_lost:
             self._send(model.OwnSocketLost(self._endpoint.generation))
 
@@ -247,7 +247,7 @@ class ResourcePlugin:
 
     @property
     def _kubelet(self) -> Path:
-        return self._root / settings.SOCKET_DIRECTORY / socket_directory.KUBELET_SOCKET
+        return self._root / settings.SOCKET_DIRECTORY / plugin_sockets.KUBELET_SOCKET
 
     @property
     def _socket_name(self) -> str:

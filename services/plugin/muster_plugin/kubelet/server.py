@@ -20,7 +20,7 @@ from muster.pb import deviceplugin_pb2 as dp
 from muster.pb import pluginregistration_pb2 as pr
 from muster.pb import rpc
 from muster_plugin.inventory import inventory
-from muster_plugin.kubelet import allocation, protobuf, registration_signals, socket_directory
+from muster_plugin.kubelet import allocation, plugin_sockets, protobuf, registration_signals
 from muster_plugin.model import advertised
 
 OWN_POOL: Final = (("grpc.use_local_subchannel_pool", 1),)
@@ -143,17 +143,17 @@ class Endpoint:
             self._server.add_insecure_port(f"unix:{self.path}")
         except RuntimeError:
             # gRPC reports only that binding failed
-            socket_directory.try_to_bind(self.path)
+            plugin_sockets.try_to_bind(self.path)
             raise
         await self._server.start()
-        self._bound = socket_directory.inode(self.path)
+        self._bound = plugin_sockets.inode(self.path)
         self._termination = asyncio.create_task(self._server.wait_for_termination())
         self._termination.add_done_callback(self._on_terminated)
 
     @property
     def is_socket_lost(self) -> bool:
         """Whether the socket file is gone or was replaced."""
-        return self._bound is not None and socket_directory.inode(self.path) != self._bound
+        return self._bound is not None and plugin_sockets.inode(self.path) != self._bound
 
     async def advertise(self, timeout_s: float) -> None:
         """Send the list to every open stream; return when all have it, or after `timeout_s`."""

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Final
 
 from muster_plugin.config import settings
-from muster_plugin.kubelet import socket_directory
+from muster_plugin.kubelet import plugin_sockets
 from muster_plugin.watch import checkpoint, expectation, observation, prober
 
 ENTRIES_MAX: Final = 20_000
 _NAME_BYTES_MAX: Final = 107
-_MEMORY_FOLDER: Final = Path(settings.SOCKET_DIRECTORY) / socket_directory.LOCK_DIRECTORY
+_MEMORY_FOLDER: Final = Path(settings.SOCKET_DIRECTORY) / plugin_sockets.LOCK_DIRECTORY
 _MEMORY: Final = "watched.json"
 _NEW_MEMORY: Final = "watched.new"
 _MEMORY_BYTES_MAX: Final = 1024 * 1024
@@ -35,7 +35,7 @@ def scan(root: Path) -> observation.Scanned:
         for entry in _sockets(root / directory):
             name = entry.name
             status = entry.stat(follow_symlinks=False)
-            if name == socket_directory.KUBELET_SOCKET:
+            if name == plugin_sockets.KUBELET_SOCKET:
                 kubelet_age_s = max(0.0, time.time() - status.st_ctime)
                 kubelet_identity = prober.identity_of(status)
             elif slug := settings.slug_of(name):
@@ -75,8 +75,8 @@ def _has_usable_name(entry: os.DirEntry[str]) -> bool:
 
 def read_checkpoint(root: Path) -> checkpoint.Checkpoint | None:
     """Return the kubelet's checkpoint; None if it is missing. Raises OSError or ValueError."""
-    for directory in socket_directory.both(root):
-        text = _read(directory / socket_directory.CHECKPOINT, checkpoint.BYTES_MAX)
+    for directory in plugin_sockets.both(root):
+        text = _read(directory / plugin_sockets.CHECKPOINT, checkpoint.BYTES_MAX)
         if text is not None:
             return checkpoint.decode(text)
     return None

@@ -147,7 +147,7 @@ class Socket:
         self._record_process(probed.process, asked_at)
 
     def record_end(self, identity: str, now: float) -> None:
-        """Record that a process has ended; a probe is due, because another may serve the socket."""
+        """Record the end of a process; if it served the socket, a probe for a new one is due."""
         if self.rival is not None and self.rival.identity == identity:
             self.rival = None
         is_served = self.process is not None and self.process.identity == identity

@@ -43,7 +43,7 @@ class Observed:
 
 
 @dataclass(slots=True, eq=False)
-class PluginAlerting:
+class PublishedState:
     """The published state of one plugin; `since` is when its verdict was reached."""
 
     node: str
