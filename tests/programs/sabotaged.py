@@ -36,10 +36,10 @@ from muster_plugin import node
 from muster_plugin.config import settings
 from muster_plugin.discovery import host_scanner
 from muster_plugin.kubelet import (
+    kubelet_socket,
     podresources,
     protobuf,
     registration,
-    resource_manager,
     resource_plugin,
     server,
 )
@@ -55,7 +55,7 @@ def shorten() -> None:
     longer = resource_plugin.Timing
     patient = registration.Timeouts(kubelet_startup_s=0.0, settled_s=0.0)
     resource_plugin.Timing = lambda: longer(timeouts=patient, probe_s=PERIOD_S)  # type: ignore[assignment, misc]
-    host_scanner._PERIOD_S = resource_manager._SOCKET_CHECK_PERIOD_S = PERIOD_S  # type: ignore[misc]
+    host_scanner._PERIOD_S = kubelet_socket._CHECK_PERIOD_S = PERIOD_S  # type: ignore[misc]
     defaults = podresources.PodResourcesPoller.run.__kwdefaults__
     assert defaults is not None, "it has a period"
     defaults["period_s"] = PERIOD_S

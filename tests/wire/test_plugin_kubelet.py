@@ -25,7 +25,7 @@ from muster_plugin.config import gpus, resources
 from muster_plugin.config import settings as config_settings
 from muster_plugin.gpu import evaluation, gpu_health, simulated
 from muster_plugin.gpu import evaluation as gpu_source
-from muster_plugin.kubelet import plugin_sockets, registration, resource_plugin
+from muster_plugin.kubelet import kubelet_socket, plugin_sockets, registration, resource_plugin
 from muster_plugin.model import advertised
 
 FUSE = "smarter-devices/fuse"
@@ -204,7 +204,7 @@ def test_a_resource_is_listed_with_its_first_message(root: Path) -> None:
             assert (state.devices, state.healthy, state.allocated) == (1, 1, 0)
             assert min(state.registered_age_s, state.last_send_age_s, state.probe_age_s) >= 0
             assert state.probe_ms > 0
-            assert node.resource_plugins.kubelet_socket == plugin_sockets.identity(kubelet.socket)
+            assert node.resource_plugins.kubelet_socket == kubelet_socket.identity(kubelet.socket)
 
     run(story)
 

@@ -26,7 +26,7 @@ from muster.service import entry, logs, runtime
 from muster_plugin import node as node_wiring
 from muster_plugin.config import settings
 from muster_plugin.discovery import inotify
-from muster_plugin.kubelet import handover, plugin_sockets
+from muster_plugin.kubelet import handover, kubelet_socket, plugin_sockets
 
 if TYPE_CHECKING:
     from muster_plugin.gpu import evaluation
@@ -128,7 +128,9 @@ def _node(chosen: settings.Settings) -> node_wiring.Node:
         logs.logger().warning(
             "node_labels_unknown", hint="set `labels`: overrides in `nodes` match by labels"
         )
-    for stale in plugin_sockets.remove_stale(plugin_sockets.both(Path(chosen.kubelet.directory))):
+    for stale in plugin_sockets.remove_stale(
+        kubelet_socket.directories(Path(chosen.kubelet.directory))
+    ):
         logs.logger().info("stale_socket_removed", socket=stale)
     node = node_wiring.Node(
         chosen,
@@ -173,7 +175,7 @@ async def _acquire_resources(
     gpus_here = chosen.at(node.name).gpus
     resources = sorted({*node.inventory.resources, *(gpus_here.names() if gpus_here else ())})
     folders, locks = (
-        plugin_sockets.both(Path(chosen.kubelet.directory)),
+        kubelet_socket.directories(Path(chosen.kubelet.directory)),
         node.resource_plugins.locks,
     )
     until = time.monotonic() + chosen.handover_s

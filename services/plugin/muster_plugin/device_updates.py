@@ -18,6 +18,7 @@ from muster import vocabulary, wording
 from muster.service import logs
 from muster_plugin.inventory import device_messages, inventory
 from muster_plugin.kubelet import (
+    kubelet_socket,
     plugin_sockets,
     podresources,
     registration_signals,
@@ -345,13 +346,13 @@ class PodDevices:
         self._also_on_listing = on_listing
         self.check = podresources.PodResourcesCheck()
         self.poller = podresources.PodResourcesPoller(root / podresources.SOCKET, self._on_listing)
-        self._sockets = plugin_sockets.both(root)
+        self._sockets = kubelet_socket.directories(root)
         self._checkpointed_at: int | None = None
 
     def poll_if_listed(self) -> None:
         """Poll soon if any plugin has sent the kubelet a list, which may displace this plugin's."""
         before = self._checkpointed_at
-        self._checkpointed_at = plugin_sockets.checkpointed_at(self._sockets)
+        self._checkpointed_at = kubelet_socket.checkpointed_at(self._sockets)
         if self._checkpointed_at != before:
             self.poller.soon.set()
 

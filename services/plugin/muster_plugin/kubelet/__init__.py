@@ -1,7 +1,7 @@
 """Serves and registers one device plugin for each resource with the node's kubelet.
 
-`resource_manager` runs a `resource_plugin` for each resource, and watches the sockets: after the
-kubelet restarts, each resource registers again. A `resource_plugin` executes the
+`resource_manager` runs a `resource_plugin` for each resource. `kubelet_socket` notices a restart of
+the kubelet, after which each resource registers again. A `resource_plugin` executes the
 actions of the state machine `registration`, whose signals, actions and states are in
 `registration_signals`. It has a `server` on its own socket and a `client` that registers and probes
 the server. `allocation` answers Allocate, and `protobuf` translates messages. `podresources` polls

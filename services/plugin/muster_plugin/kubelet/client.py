@@ -15,7 +15,7 @@ import grpc
 import grpc.aio
 
 from muster.pb import rpc
-from muster_plugin.kubelet import plugin_sockets, protobuf, registration_signals, server
+from muster_plugin.kubelet import kubelet_socket, protobuf, registration_signals, server
 
 # During Register the kubelet dials the plugin, for up to 10 s (pluginmanager, dial with block).
 _REGISTER_TIMEOUT_S: Final = 12.0
@@ -38,11 +38,9 @@ class Refused(Exception):
 
 async def register(kubelet: Path, resource: str, socket: str, *, pre_start: bool) -> str:
     """Register at the kubelet's socket; return that socket's identity. Raises Refused."""
-    identity = plugin_sockets.identity(kubelet)
+    identity = kubelet_socket.identity(kubelet)
     if not identity:
-        raise Refused(
-            "UNAVAILABLE", f"{plugin_sockets.KUBELET_SOCKET} is missing", unreachable=True
-        )
+        raise Refused("UNAVAILABLE", f"{kubelet_socket.NAME} is missing", unreachable=True)
     request = protobuf.register_request(resource, socket, pre_start=pre_start)
     # A new channel with its own pool: after a refused dial, gRPC's shared pool waits for 1 s.
     async with grpc.aio.insecure_channel(f"unix:{kubelet}", options=server.OWN_POOL) as channel:

@@ -10,25 +10,18 @@ import contextlib
 import fcntl
 import os
 import socket
-import stat
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
 from muster.service import logs
 from muster_plugin.config import settings
+from muster_plugin.kubelet import kubelet_socket
 
-KUBELET_SOCKET: Final = "kubelet.sock"
-CHECKPOINT: Final = "kubelet_internal_checkpoint"
 LOCK_DIRECTORY: Final = "muster"
 _LOCK_SUFFIX: Final = ".lock"
 _LOCK_TRIES_MAX: Final = 10
 _OWNER_BYTES_MAX: Final = 100
-
-
-def both(kubelet: Path) -> list[Path]:
-    """Return the directories of the kubelet in which plugins serve their sockets."""
-    return [kubelet / name for name in (settings.SOCKET_DIRECTORY, settings.REGISTRY_DIRECTORY)]
 
 
 def problem(directory: Path, *, serves: bool) -> str | None:
@@ -44,19 +37,6 @@ def problem(directory: Path, *, serves: bool) -> str | None:
     return None
 
 
-def identity(path: Path) -> str:
-    """Return a string that identifies the socket at a path; empty if there is none.
-
-    The inode is not enough: in one out of three restarts the kubelet's socket gets the same number
-    (1.36.2).
-    """
-    try:
-        status = path.stat()
-    except OSError:
-        return ""
-    return f"{status.st_ino}.{status.st_ctime_ns}" if stat.S_ISSOCK(status.st_mode) else ""
-
-
 def inode(path: Path) -> tuple[int, int] | None:
     """Return the device and inode numbers of the file at a path; None if there is no file."""
     try:
@@ -64,17 +44,6 @@ def inode(path: Path) -> tuple[int, int] | None:
     except OSError:
         return None
     return status.st_dev, status.st_ino
-
-
-def checkpointed_at(directories: Iterable[Path]) -> int | None:
-    """Return when the kubelet last wrote its checkpoint, which it does after every device list.
-
-    The time is in nanoseconds; None if there is no checkpoint.
-    """
-    for folder in directories:
-        with contextlib.suppress(OSError):
-            return (folder / CHECKPOINT).stat().st_mtime_ns
-    return None
 
 
 def served_sockets(directories: Iterable[Path], slugs: Collection[str]) -> list[str]:
@@ -116,7 +85,7 @@ def others(directories: Iterable[Path]) -> frozenset[str]:
         for folder in directories
         if folder.is_dir()
         for path in folder.iterdir()
-        if path.name != KUBELET_SOCKET
+        if path.name != kubelet_socket.NAME
         and not settings.slug_of(path.name)
         and path.is_socket()
         and not _is_dead(path)

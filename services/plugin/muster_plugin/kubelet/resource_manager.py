@@ -13,15 +13,13 @@ from typing import TYPE_CHECKING, Final
 
 from muster import machine, vocabulary
 from muster_plugin.config import settings
-from muster_plugin.discovery import inotify
 from muster_plugin.inventory import inventory
-from muster_plugin.kubelet import plugin_sockets
+from muster_plugin.kubelet import kubelet_socket, plugin_sockets
 
 if TYPE_CHECKING:
     from muster_plugin.config import resources as config_resources
     from muster_plugin.kubelet import resource_plugin
 
-_SOCKET_CHECK_PERIOD_S: Final = 5.0
 _FIRST_ANSWERS_TIMEOUT_S: Final = 1.0
 
 
@@ -167,12 +165,7 @@ class ResourcePlugins(Mapping[str, "resource_plugin.ResourcePlugin"]):
 
     async def watch_sockets(self, on_checked: Callable[[float], None]) -> None:
         """Check the sockets of the kubelet and the plugins periodically and after every change."""
-        folders = plugin_sockets.both(self._root)
-        check_times = inotify.scan_times(
-            lambda: [folder for folder in folders if folder.is_dir()],
-            period_s=_SOCKET_CHECK_PERIOD_S,
-        )
-        async with contextlib.aclosing(check_times):
+        async with contextlib.aclosing(kubelet_socket.check_times(self._root)) as check_times:
             async for _ in check_times:
                 for plugin in [*self._plugins.values()]:
                     plugin.check_sockets()

@@ -19,6 +19,7 @@ from muster_plugin.inventory import inventory
 from muster_plugin.kubelet import (
     allocation,
     client,
+    kubelet_socket,
     plugin_sockets,
     protobuf,
     registration,
@@ -167,7 +168,7 @@ class ResourcePlugin:
         """Check whether the sockets of the kubelet and the plugin are still the same files."""
         if not self._uses_watcher:
             # the plugin watcher of a restarted kubelet finds the socket by itself
-            self._send(model.KubeletSocketSeen(plugin_sockets.identity(self._kubelet)))
+            self._send(model.KubeletSocketSeen(kubelet_socket.identity(self._kubelet)))
         if self._endpoint is not None and self._endpoint.is_socket_lost:
             self._send(model.OwnSocketLost(self._endpoint.generation))
 
@@ -247,7 +248,7 @@ class ResourcePlugin:
 
     @property
     def _kubelet(self) -> Path:
-        return self._root / settings.SOCKET_DIRECTORY / plugin_sockets.KUBELET_SOCKET
+        return self._root / settings.SOCKET_DIRECTORY / kubelet_socket.NAME
 
     @property
     def _socket_name(self) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from muster_plugin.config import settings
-from muster_plugin.kubelet import plugin_sockets
+from muster_plugin.kubelet import kubelet_socket, plugin_sockets
 from muster_plugin.watch import checkpoint, expectation, observation, prober
 
 ENTRIES_MAX: Final = 20_000
@@ -35,7 +35,7 @@ def scan(root: Path) -> observation.Scanned:
         for entry in _sockets(root / directory):
             name = entry.name
             status = entry.stat(follow_symlinks=False)
-            if name == plugin_sockets.KUBELET_SOCKET:
+            if name == kubelet_socket.NAME:
                 kubelet_age_s = max(0.0, time.time() - status.st_ctime)
                 kubelet_identity = prober.identity_of(status)
             elif slug := settings.slug_of(name):
@@ -75,8 +75,8 @@ def _has_usable_name(entry: os.DirEntry[str]) -> bool:
 
 def read_checkpoint(root: Path) -> checkpoint.Checkpoint | None:
     """Return the kubelet's checkpoint; None if it is missing. Raises OSError or ValueError."""
-    for directory in plugin_sockets.both(root):
-        text = _read(directory / plugin_sockets.CHECKPOINT, checkpoint.BYTES_MAX)
+    for directory in kubelet_socket.directories(root):
+        text = _read(directory / kubelet_socket.CHECKPOINT, checkpoint.BYTES_MAX)
         if text is not None:
             return checkpoint.decode(text)
     return None

@@ -14,7 +14,7 @@ from muster import blocking, machine, vocabulary
 from muster.service import logs
 from muster_plugin.config import settings
 from muster_plugin.discovery import inotify
-from muster_plugin.kubelet import plugin_sockets, podresources
+from muster_plugin.kubelet import kubelet_socket, podresources
 from muster_plugin.watch import (
     expectation,
     hardware,
@@ -142,7 +142,7 @@ class Watcher:
     async def _scan_sockets(self) -> None:
         """Scan the sockets periodically, and whenever the kubelet's directories change."""
         await self._read_checkpoint()
-        folders = plugin_sockets.both(self._root)
+        folders = kubelet_socket.directories(self._root)
         scan_times = inotify.scan_times(
             lambda: [folder for folder in folders if folder.is_dir()],
             period_s=_RESCAN_S,
