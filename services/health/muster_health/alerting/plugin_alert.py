@@ -1,9 +1,8 @@
 """Pure: decides when to alert about a plugin itself, how severely, and with which affected pods.
 
-The alert follows from the current verdict. If the plugin may only be pausing, the alert waits for
-`patience_s` (the rules that wait are in `steps.may_be_pause`); meanwhile, a plugin that keeps
-failing gets an alert about flapping. Before a new alert is
-published, Kubernetes is queried for the affected pods. Until they are known, the alert is not
+The alert follows from the current verdict. If the plugin may only be pausing, the alert waits (see
+`patience`); meanwhile, a plugin that keeps failing gets an alert about flapping. Before a new alert
+is published, Kubernetes is queried for the affected pods. Until they are known, the alert is not
 changed.
 
 This wait is short: an alert without pods is better than no alert. If Kubernetes does not answer,
@@ -17,9 +16,8 @@ from typing import Final
 
 from muster import vocabulary
 from muster.vocabulary import AlertKind, Severity, Verdict
-from muster_health.alerting import alert_lifecycle, watched_alerts
+from muster_health.alerting import alert_lifecycle, patience, watched_alerts
 from muster_health.model import alerts, config, signals, steps
-from muster_health.model.snapshot import State
 
 _MARGIN_S: Final = 0.5
 """Allowance for processing an answer that arrives just in time."""
@@ -116,10 +114,10 @@ class PluginAlert:
     plugin: str
     lifecycle: alert_lifecycle.AlertLifecycle
     context: config.Context
+    patience: patience.Patience
     watched: watched_alerts.Subject | None = None
     repair_due: float = 0.0
     overdue: Evidence = ()
-    _pause_due: float = 0.0
     _has_permit: bool = False
     """Whether the rate limit already permits the alert, which opens once its pods are known."""
     _query: PodsQuery | None = None
@@ -130,11 +128,11 @@ class PluginAlert:
         """Restore the state that a previous process saved."""
         overdue = [alert for alert in firing if alert.kind is AlertKind.MAINTENANCE_OVERDUE]
         self.overdue = overdue[0].evidence if overdue else ()
-        self._pause_due, self.repair_due = pause_due, repair_due
+        self.patience.restored_due, self.repair_due = pause_due, repair_due
 
     def concluded(self, now: float) -> None:
         """Record a new verdict."""
-        self.overdue, self._pause_due = (), 0.0
+        self.overdue, self.patience.restored_due = (), 0.0
         self.repair_due = now + SELF_REPAIR_S
 
     def prepare(
@@ -216,8 +214,8 @@ class PluginAlert:
         self, standing: steps.Standing, wanted: list[alerts.Alert], now: float
     ) -> list[float]:
         """Drop the list of pods once it is published; return the times to evaluate again."""
-        pause_due = self._patience_due(standing)
-        dues = [pause_due] if now < pause_due and self._may_be_pause(standing, now) else []
+        pause_due = self.patience.due(standing)
+        dues = [pause_due] if now < pause_due and self.patience.waits(standing, now) else []
         query = self._query
         if query is None:
             return dues
@@ -242,7 +240,7 @@ class PluginAlert:
             kind, why = AlertKind.MAINTENANCE_OVERDUE, self.overdue
         if kind is None or verdict is None:
             return None
-        if self._may_be_pause(standing, now) and not self._is_published(kind):
+        if self.patience.waits(standing, now) and not self._is_published(kind):
             if not standing.is_flapping:
                 return None
             kind = AlertKind.FLAPPING
@@ -271,16 +269,6 @@ class PluginAlert:
             resources = ", ".join(standing.resources[:_SHOWN_MAX])
             return f"{summary.format(**names)}: {resources}", advice
         return alerts.summary_of(kind, **names, resources=standing.resources), ""
-
-    def _may_be_pause(self, standing: steps.Standing, now: float) -> bool:
-        """Return whether it is too early to alert: the plugin may be pausing, or recovering."""
-        if standing.rule is None or not steps.may_be_pause(standing.rule):
-            return False
-        return now < self._patience_due(standing) or standing.state is State.RECOVERING
-
-    def _patience_due(self, standing: steps.Standing) -> float:
-        """Return when a pause that began at the latest failure would be too long."""
-        return max(self._pause_due, standing.failed_at + self.context.settings.patience_s)
 
     def _is_published(self, kind: AlertKind) -> bool:
         published = self.lifecycle.published.get((alerts.slot_of(kind), ""))

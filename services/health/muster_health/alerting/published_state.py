@@ -17,6 +17,7 @@ from muster_health.alerting import (
     device_alerts,
     evidence,
     mount_alerts,
+    patience,
     plugin_alert,
     refused_configuration,
     watched_alerts,
@@ -242,7 +243,12 @@ class PublishedState:
             self.alert = None
         elif self.alert is None:
             self.alert = plugin_alert.PluginAlert(
-                self.node, self.plugin, self.lifecycle, self.context, self.watched
+                self.node,
+                self.plugin,
+                self.lifecycle,
+                self.context,
+                patience.Patience(self.context),
+                self.watched,
             )
 
     def _follow_verdict(self, standing: steps.Standing, at: datetime) -> None:

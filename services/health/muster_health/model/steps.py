@@ -81,17 +81,6 @@ def rule_named(word: str) -> Rule | None:
     return Rule(word) if word in Rule.__members__.values() else None
 
 
-def may_be_pause(rule: Rule) -> bool:
-    """Return whether a temporary pause of the plugin could also lead to this rule."""
-    return rule in {
-        Rule.NOT_BACK,
-        Rule.NO_ANSWER,
-        Rule.POD_NOT_READY,
-        Rule.ONLY_BUS_SILENT,
-        Rule.CONNECTION_STALE,
-    }
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
     """A verdict on a plugin, with its rule and evidence."""
