@@ -1,9 +1,9 @@
 """Pure: decides when to alert about a plugin itself, how severely, and with which affected pods.
 
 The alert follows from the current verdict. If the plugin may only be pausing, the alert waits (see
-`patience`); meanwhile, a plugin that keeps failing gets an alert about flapping. Before a new alert
-is published, Kubernetes is queried for the affected pods. Until they are known, the alert is not
-changed.
+`alert_delay`); meanwhile, a plugin that keeps failing gets an alert about flapping. Before a new
+alert is published, Kubernetes is queried for the affected pods. Until they are known, the alert is
+not changed.
 
 This wait is short: an alert without pods is better than no alert. If Kubernetes does not answer,
 the query is repeated, and the alert is updated later.
@@ -16,7 +16,7 @@ from typing import Final
 
 from muster import vocabulary
 from muster.vocabulary import AlertKind, Severity, Verdict
-from muster_health.alerting import alert_lifecycle, patience, watched_alerts
+from muster_health.alerting import alert_delay, alert_lifecycle, watched_alerts
 from muster_health.model import alerts, config, signals, steps
 
 _MARGIN_S: Final = 0.5
@@ -114,7 +114,7 @@ class PluginAlert:
     plugin: str
     lifecycle: alert_lifecycle.AlertLifecycle
     context: config.Context
-    patience: patience.Patience
+    delay: alert_delay.AlertDelay
     watched: watched_alerts.Subject | None = None
     repair_due: float = 0.0
     overdue: Evidence = ()
@@ -128,11 +128,11 @@ class PluginAlert:
         """Restore the state that a previous process saved."""
         overdue = [alert for alert in firing if alert.kind is AlertKind.MAINTENANCE_OVERDUE]
         self.overdue = overdue[0].evidence if overdue else ()
-        self.patience.restored_due, self.repair_due = pause_due, repair_due
+        self.delay.restored_due, self.repair_due = pause_due, repair_due
 
     def concluded(self, now: float) -> None:
         """Record a new verdict."""
-        self.overdue, self.patience.restored_due = (), 0.0
+        self.overdue, self.delay.restored_due = (), 0.0
         self.repair_due = now + SELF_REPAIR_S
 
     def prepare(
@@ -214,8 +214,8 @@ class PluginAlert:
         self, standing: steps.Standing, wanted: list[alerts.Alert], now: float
     ) -> list[float]:
         """Drop the list of pods once it is published; return the times to evaluate again."""
-        pause_due = self.patience.due(standing)
-        dues = [pause_due] if now < pause_due and self.patience.waits(standing, now) else []
+        pause_due = self.delay.due(standing)
+        dues = [pause_due] if now < pause_due and self.delay.waits(standing, now) else []
         query = self._query
         if query is None:
             return dues
@@ -240,7 +240,7 @@ class PluginAlert:
             kind, why = AlertKind.MAINTENANCE_OVERDUE, self.overdue
         if kind is None or verdict is None:
             return None
-        if self.patience.waits(standing, now) and not self._is_published(kind):
+        if self.delay.waits(standing, now) and not self._is_published(kind):
             if not standing.is_flapping:
                 return None
             kind = AlertKind.FLAPPING

@@ -13,11 +13,11 @@ from typing import Final, assert_never
 from muster import vocabulary
 from muster.vocabulary import AlertKind, Verdict
 from muster_health.alerting import (
+    alert_delay,
     alert_lifecycle,
     device_alerts,
     evidence,
     mount_alerts,
-    patience,
     plugin_alert,
     refused_configuration,
     watched_alerts,
@@ -247,7 +247,7 @@ class PublishedState:
                 self.plugin,
                 self.lifecycle,
                 self.context,
-                patience.Patience(self.context),
+                alert_delay.AlertDelay(self.context),
                 self.watched,
             )
 

@@ -34,7 +34,7 @@ PAUSE_RULES: Final = frozenset(
 
 
 @dataclass(slots=True, eq=False)
-class Patience:
+class AlertDelay:
     """How long the alert about one plugin waits; times are health's monotonic seconds."""
 
     context: config.Context
