@@ -3,7 +3,24 @@
 #
 # schemas/asyncapi.json describes the subject, schemas/alert.changed.json the data. The newest state
 # of each alert comes first, because the stream keeps it; then come changes as they happen.
+#
+# As the reader NAME (muster auth reader --name NAME --out FILE), set NATS_CREDS=FILE,
+# NATS_DOMAIN=muster and NATS_INBOX_PREFIX=_INBOX.reader_NAME.
 set -eu
-nats --server "${NATS_URL:-nats://127.0.0.1:4222}" ${NATS_CREDS:+--creds "$NATS_CREDS"} \
-    subscribe --stream MUSTER_ALERTS --last-per-subject --raw 'muster.alert.>' |
+api="\$JS.${NATS_DOMAIN:+$NATS_DOMAIN.}API.CONSUMER"
+
+request() {
+    nats --server "${NATS_URL:-nats://127.0.0.1:4222}" ${NATS_CREDS:+--creds "$NATS_CREDS"} \
+        --inbox-prefix "${NATS_INBOX_PREFIX:-_INBOX}" --timeout 35s request --raw "$@"
+}
+
+# a reader may only pull messages, through a consumer that the server names
+consumer=$(request "$api.CREATE.MUSTER_ALERTS" '{"stream_name": "MUSTER_ALERTS", "config": {
+    "filter_subject": "muster.alert.>", "deliver_policy": "last_per_subject",
+    "ack_policy": "none", "inactive_threshold": 60000000000}}' |
+    jq --raw-output '.name // error(.error.description)')
+: "${consumer:?NATS gave no consumer}"
+
+# the answer is one message, or empty after 30 s; durations are in nanoseconds
+while request "$api.MSG.NEXT.MUSTER_ALERTS.$consumer" '{"expires": 30000000000}'; do :; done |
     jq --unbuffered --raw-output '.data | "\(.state) \(.severity) \(.kind) \(.node) \(.summary | @json)"'

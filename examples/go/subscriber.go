@@ -2,18 +2,22 @@
 //
 // schemas/asyncapi.json describes the subject, schemas/alert.changed.json the data. The newest state
 // of each alert comes first, because the stream keeps it; then come changes as they happen.
+//
+// As the reader NAME (`muster auth reader --name NAME --out FILE`), set NATS_CREDS=FILE,
+// NATS_DOMAIN=muster and NATS_INBOX_PREFIX=_INBOX.reader_NAME.
 package main
 
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"log"
 	"os"
 	"os/signal"
+	"time"
 
 	"github.com/nats-io/nats.go"
-	"github.com/nats-io/nats.go/jetstream"
 )
 
 // An event is a CloudEvent; only the fields that are used here are declared.
@@ -40,39 +44,64 @@ func follow(ctx context.Context) error {
 	if url == "" {
 		url = nats.DefaultURL
 	}
-	var options []nats.Option
+	options := []nats.Option{nats.MaxReconnects(-1)}
 	if file := os.Getenv("NATS_CREDS"); file != "" {
 		options = append(options, nats.UserCredentials(file))
+	}
+	if prefix := os.Getenv("NATS_INBOX_PREFIX"); prefix != "" {
+		options = append(options, nats.CustomInboxPrefix(prefix))
 	}
 	connection, err := nats.Connect(url, options...)
 	if err != nil {
 		return err
 	}
 	defer connection.Close()
-	stream, err := jetstream.New(connection)
+	var requests []nats.JSOpt
+	if domain := os.Getenv("NATS_DOMAIN"); domain != "" {
+		requests = append(requests, nats.Domain(domain))
+	}
+	stream, err := connection.JetStream(requests...)
 	if err != nil {
 		return err
 	}
-	alerts, err := stream.OrderedConsumer(ctx, "MUSTER_ALERTS", jetstream.OrderedConsumerConfig{
-		FilterSubjects: []string{"muster.alert.>"},
-		DeliverPolicy:  jetstream.DeliverLastPerSubjectPolicy,
+	// a reader may only pull messages, through a consumer that the server names
+	consumer, err := stream.AddConsumer("MUSTER_ALERTS", &nats.ConsumerConfig{
+		FilterSubject: "muster.alert.>",
+		AckPolicy:     nats.AckNonePolicy,
+		DeliverPolicy: nats.DeliverLastPerSubjectPolicy,
 	})
 	if err != nil {
 		return err
 	}
-	consuming, err := alerts.Consume(printAlert)
+	bind := nats.Bind("MUSTER_ALERTS", consumer.Name)
+	alerts, err := stream.PullSubscribe("", "", bind, nats.SkipConsumerLookup())
 	if err != nil {
 		return err
 	}
-	defer consuming.Stop()
-	<-ctx.Done()
-	return nil
+	for {
+		messages, err := fetch(ctx, alerts)
+		if ctx.Err() != nil {
+			return nil
+		}
+		if err != nil && !errors.Is(err, context.DeadlineExceeded) {
+			return err
+		}
+		for _, message := range messages {
+			printAlert(message)
+		}
+	}
 }
 
-func printAlert(message jetstream.Msg) {
+func fetch(ctx context.Context, alerts *nats.Subscription) ([]*nats.Msg, error) {
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	return alerts.Fetch(100, nats.Context(ctx))
+}
+
+func printAlert(message *nats.Msg) {
 	var alert event
-	if err := json.Unmarshal(message.Data(), &alert); err != nil {
-		log.Printf("%s: %v", message.Subject(), err)
+	if err := json.Unmarshal(message.Data, &alert); err != nil {
+		log.Printf("%s: %v", message.Subject, err)
 		return
 	}
 	a := alert.Data

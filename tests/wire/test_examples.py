@@ -79,12 +79,41 @@ async def printed_by(
     return [line.decode().rstrip("\n") for line in (first, second)]
 
 
-def test_the_subscriber_in_python_prints_alerts(tmp_path: Path) -> None:
-    command = [sys.executable, str(EXAMPLES / "subscriber.py")]
-    assert asyncio.run(printed(command, tmp_path)) == LINES
+@pytest.fixture(params=["python", "shell", "go"])
+def subscriber(request: pytest.FixtureRequest, tmp_path: Path) -> list[str]:
+    """Return the command of a subscriber, in each of the languages."""
+    if request.param == "python":
+        return [sys.executable, str(EXAMPLES / "subscriber.py")]
+    needed = ["go"] if request.param == "go" else ["nats", "jq"]
+    missing = [name for name in needed if shutil.which(name) is None]
+    if missing:
+        pytest.skip(f"not installed: {', '.join(missing)}")
+    go = shutil.which("go")
+    return [built(go, tmp_path)] if go and "go" in needed else [str(EXAMPLES / "subscriber.sh")]
 
 
-def test_the_subscriber_in_python_works_as_a_reader(tmp_path: Path) -> None:
+def built(go: str, directory: Path) -> str:
+    """Build the subscriber in Go, from modules that are on this machine."""
+    program = directory / "subscriber"
+    result = subprocess.run(
+        [go, "build", "-o", str(program), "."],
+        cwd=EXAMPLES / "go",
+        env={**os.environ, "GOPROXY": "off", "GOTOOLCHAIN": "local"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if "module lookup disabled" in result.stderr:
+        pytest.skip("its modules are not downloaded: cd examples/go && go mod download")
+    assert (result.returncode, result.stderr) == (0, "")
+    return str(program)
+
+
+def test_a_subscriber_prints_alerts(subscriber: list[str], tmp_path: Path) -> None:
+    assert asyncio.run(printed(subscriber, tmp_path)) == LINES
+
+
+def test_a_subscriber_works_as_a_reader(subscriber: list[str], tmp_path: Path) -> None:
     reader = {"NATS_DOMAIN": "muster", "NATS_INBOX_PREFIX": permissions.inbox("reader")}
     lines = list[str]()
 
@@ -93,37 +122,10 @@ def test_the_subscriber_in_python_works_as_a_reader(tmp_path: Path) -> None:
         async with bus.Bus(
             shipped_nats.address(server, "health"), producer="health", name="test"
         ) as link:
-            command = [sys.executable, str(EXAMPLES / "subscriber.py")]
-            lines.extend(await printed_by(command, link, reader | {"NATS_URL": url}))
+            lines.extend(await printed_by(subscriber, link, reader | {"NATS_URL": url}))
 
     shipped_nats.run(tmp_path, story)
     assert lines == LINES
-
-
-def test_the_subscriber_for_the_shell_prints_alerts(tmp_path: Path) -> None:
-    missing = [name for name in ("nats", "jq") if shutil.which(name) is None]
-    if missing:
-        pytest.skip(f"not installed: {', '.join(missing)}")
-    assert asyncio.run(printed([str(EXAMPLES / "subscriber.sh")], tmp_path)) == LINES
-
-
-def test_the_subscriber_in_go_prints_alerts(tmp_path: Path) -> None:
-    go = shutil.which("go")
-    if go is None:
-        pytest.skip("Go is not installed")
-    program = tmp_path / "subscriber"
-    built = subprocess.run(
-        [go, "build", "-o", str(program), "."],
-        cwd=EXAMPLES / "go",
-        env={**os.environ, "GOPROXY": "off", "GOTOOLCHAIN": "local"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if "module lookup disabled" in built.stderr:
-        pytest.skip("its modules are not downloaded: cd examples/go && go mod download")
-    assert (built.returncode, built.stderr) == (0, "")
-    assert asyncio.run(printed([str(program)], tmp_path)) == LINES
 
 
 @pytest.mark.parametrize("file", ["subscriber.py", "subscriber.sh", "go/subscriber.go"])
