@@ -25,7 +25,7 @@ _KEYS: Final = Path("muster-keys")
 _HOSTS: Final = ("localhost", "127.0.0.1", "::1", "muster-nats", "*.muster-nats")
 _HOSTS_IN_CLUSTER: Final = ("muster-nats.muster", "*.muster-nats.muster.svc.cluster.local")
 _BY_HAND: Final = {
-    "node": "give new credentials to the nodes that have some: muster auth node",
+    "node": "give new credentials to the nodes that use credentials: muster auth node",
     "reader": "give new credentials to readers: muster auth reader",
 }
 """The manual steps for credentials that no command can deliver."""
@@ -42,7 +42,7 @@ _Out = Annotated[
     Path | None,
     Parameter(
         name=["--out", "-o"],
-        help="Write the credentials to this file instead, which only you can read.",
+        help="Write the credentials to this file, readable only by you; do not print them.",
     ),
 ]
 _Valid = Annotated[
@@ -79,7 +79,7 @@ def init(directory: Path) -> int:
     Parameters
     ----------
     directory
-        Where to write them; it must not contain keys yet.
+        The directory to write them to; it must not contain keys yet.
 
     """
 
@@ -176,7 +176,7 @@ def rotate(key: str, *, drop: output.Flag = False, keys: _Keys = _KEYS) -> int:
     key
         `answer`, `node`, `reader`, `health`, `labeler`, `notifier`, `console` or `admin`.
     drop
-        Invalidate the old key. Use this once everything has been signed with the new key.
+        Invalidate the old key. Use this after everything has been signed with the new key.
 
     """
 
@@ -185,7 +185,7 @@ def rotate(key: str, *, drop: output.Flag = False, keys: _Keys = _KEYS) -> int:
             raise ValueError(f"{key!r}: must be one of {', '.join(bus_accounts.CHANGEABLE)}")
         if drop:
             files = keyfiles.drop(keys, key, at=time.time())
-            then = f"Once NATS has loaded these files, the old {key} key is invalid:\n"
+            then = f"The old {key} key is invalid as soon as NATS has loaded these files:\n"
             return [_written(keys, files), then, *_dropped(str(keys))]
         files = keyfiles.rotate(keys, key, at=time.time())
         option = "" if keys == _KEYS else f" --keys {shlex.quote(str(keys))}"
@@ -214,7 +214,7 @@ def local_ca(
     Parameters
     ----------
     directory
-        Where to write them.
+        The directory to write them to.
     host
         Another name or address of NATS. localhost and the short names of the Service `muster-nats`
         in the namespace `muster` are always included.

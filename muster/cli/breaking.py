@@ -94,7 +94,7 @@ def _list(stacks: list[running.Running]) -> None:
 
 
 def _act(command: str, directory: Path | None, act: Callable[[running.Running], None]) -> int:
-    """Call `act` with the running stack if there is exactly one; return the exit code."""
+    """Call `act` with the running stack if `directory` leaves exactly one; return the exit code."""
     stacks = [each for each in running.here() if _is_meant(each, directory)]
     if not stacks:
         where = f" in {directory}" if directory else ""

@@ -20,7 +20,7 @@ from muster.nats.auth import cluster_secrets
 _REQUEST_S: Final = 10.0
 _ATTEMPTS: Final = 3
 _LOG_IS_GONE: Final = "unable to retrieve container logs for "
-"""How the kubelet's answer begins, with status 200, if the runtime has removed the container."""
+"""The start of the kubelet's answer, with status 200, if the runtime has removed the container."""
 _ABSENT: Final = 404
 _OWN: Final = {
     Role.READER: "muster auth reader --name NAME --out FILE",
@@ -55,7 +55,7 @@ class _AccessReview(msgspec.Struct, frozen=True):
 
 @contextlib.asynccontextmanager
 async def opened(*, context: str, namespace: str) -> AsyncIterator["Cluster"]:
-    """Open a cluster of the kubeconfig, as kubectl would. Raises Unreachable."""
+    """Connect to a cluster of the kubeconfig, as kubectl would. Raises Unreachable."""
     kubeconfig = os.environ.get("KUBECONFIG") or str(Path.home() / ".kube/config")
     try:
         api = await kubernetes_api.find(

@@ -3,8 +3,8 @@
 Every step has a deadline. The nodes, kubelets and GPUs are simulated, and the output states this.
 
 `python -m muster.cli.demo` plays the scenario in one of the containers of compose.yaml. A container
-cannot send signals to the others, so the scenario has only faults that the stand-ins can cause on
-request.
+cannot send signals to the others, so there the scenario has only faults that the stand-ins can
+cause on request.
 """
 
 import asyncio

@@ -30,7 +30,7 @@ app = cyclopts.App(name="doctor")
 
 _LONGEST: Final = timedelta(days=1)
 _REPEATED_MAX: Final = 2
-"""If more than this many checks share a reason, it is printed only once."""
+"""Checks that are skipped for the same reason share one line if they are more than this."""
 _CLOSINGS: Final = {
     0: "muster works",
     1: "muster has problems",

@@ -20,7 +20,7 @@ _REFUSED_MAX: Final = 50
 _PLUGINS_MAX: Final = 100_000
 _LISTEN_S: Final = 6.0
 _INTERVALS: Final = 1.5
-"""How many intervals of the slowest plugin to listen for heartbeats; at most `_LISTEN_S`."""
+"""How long `plugins` listens, in heartbeat intervals of the slowest healthy plugin."""
 
 
 async def has_all_rights(connected: bus.Bus) -> bool:
@@ -78,7 +78,7 @@ async def receivers(connected: bus.Bus) -> Receivers | None:
 
 
 async def refused(connected: bus.Bus) -> Mapping[str, str]:
-    """Return the first problem of each plugin whose last configuration was refused; at most 50."""
+    """Return the first problem of up to 50 plugins whose last configuration was refused."""
     subject = vocabulary.ConfigurationRefused.SUBJECT.format(node="*", plugin="*")
     stream, live = streams.EVENTS.name, await connected.link.client()
     refused: dict[str, str] = {}

@@ -46,7 +46,7 @@ class Check(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of a check; `next_step` is a command, a runbook, or both."""
+    """The result of a check; `next_step` is a command, a runbook's URL, both, or empty."""
 
     check: Check
     level: Level

@@ -2,23 +2,23 @@
 
 | check         | OK                       | WARN                             | FAIL             |
 |---------------|--------------------------|----------------------------------|------------------|
-| pods          | all are ready            | some are not; a restart in the   | no pod of a part |
-|               |                          | last hour                        | is ready         |
-| images        | each part runs one image | a part runs several              |                  |
-| bus           | NATS answers             | it takes more than 0.5 s         | no answer        |
-| streams       | all exist and have room  | a replica is away; one is nearly | missing, or full |
-|               |                          | full, or removes messages early  |                  |
+| pods          | all are ready            | some are not ready; a restart in | no pod of a part |
+|               |                          | the last hour                    | is ready         |
+| images        | each part runs one image | a part runs several images       |                  |
+| bus           | NATS answers             | an answer takes more than 0.5 s  | no answer        |
+| streams       | all exist and have room  | a replica lags; one is nearly    | one is missing,  |
+|               |                          | full, or removes messages early  | or full          |
 | consumers     | they keep up             | many messages wait, or some were | none for alerts  |
-|               |                          | redelivered                  |                  |
+|               |                          | redelivered                      |                  |
 | dead letters  | none                     | some                             |                  |
-| leaders       | each service has one     |                                  | one has none     |
-| health        | it answers, without note | it has a note                    | no answer, or it |
+| leaders       | each service has one     |                                  | one is missing   |
+| health        | it answers without notes | its answer has notes             | no answer, or it |
 |               |                          |                                  | is disconnected  |
-| plugins       | all are well             | some are not; there is none      | none is well     |
-| versions      | all are this command's   | they differ                      |                  |
-| certificates  | none ends in 30 days     | one does                         | one in 3 days    |
-| receivers     | people are notified      | only the log is; one is skipped, | no notifier has  |
-|               |                          | or has dead letters              | a list, or leads |
+| plugins       | all are well             | some are not well; none is known | none is well     |
+| versions      | all equal this command's | some differ                      |                  |
+| certificates  | all end after 30 days    | one ends within 30 days          | within 3 days    |
+| receivers     | people are notified      | only the log is notified; one is | no list, or no   |
+|               |                          | skipped, or has dead letters     | leading notifier |
 | configuration | none was refused         | a plugin refused one             |                  |
 
 A check without observations is `NOT CHECKED`, with the reason.
@@ -153,7 +153,7 @@ def _pods(pods: Sequence[installation.Pod], commands: Commands, now: datetime) -
     order = sorted(parts, key=lambda part: (part != installation.NATS, part))
     none = [f"{part}: {_state(part, running)}" for part in order if not ready[part]]
     if none:
-        return Level.FAIL, f"no pod is ready of {wording.listed(none)}", step
+        return Level.FAIL, f"there is no ready pod of {wording.listed(none)}", step
     unready = [f"{pod.name}: {pod.reason}" for pod in running if not pod.is_ready]
     failures = {pod.name: installation.recent_failure(pod.status, now) for pod in running}
     failed = {name: failure for name, failure in failures.items() if failure}

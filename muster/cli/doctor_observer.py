@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 _CHECK_SHARE: Final = 1 / 3
 _REQUEST_SHARE: Final = 1 / 6
-"""The shares of the run's time limit that a check, and each request of a check, may take."""
+"""The parts of the run's time limit for each check (`_CHECK_SHARE`) and each of its requests."""
 _METRICS_BYTES_MAX: Final = 1024 * 1024
 """Enough for the version, which comes first; health's series for each node come at the end."""
 _SERVICES: Final = ("muster-health", "muster-labeler", "muster-notifier", "muster-gate")
@@ -74,7 +74,7 @@ class Target:
 async def opened(
     target: Target, progress: Progress, reasons: Sequence[str]
 ) -> AsyncIterator["Observer"]:
-    """Yield an observer until the block ends; `reasons` says why NATS was last lost."""
+    """Yield an observer until the block ends; `reasons` says why NATS last disconnected."""
     async with contextlib.AsyncExitStack() as stack:
         is_opened = target.context and target.url is None
         own = stack.enter_context(reach.restored()) if is_opened else os.environ
@@ -118,7 +118,7 @@ class Observer:
         self._request_s = target.within_s * _REQUEST_SHARE
         self._bus: bus.Bus | None = None
         self._less: NotSeen | None = None
-        """Why only a reader's rights are available."""
+        """Why only a reader's rights are available; None if an administrator's are."""
         self.source = ""
         """The URL of health."""
         self.secrets: list[str] = []
@@ -182,7 +182,7 @@ class Observer:
         """Return when NATS' certificates expire, as seen by this command and the services."""
         live = self._bus.link.live_client() if self._bus else None
         ours = connection.certificate_ends(live) if live else 0.0
-        seen = {f"NATS, as {each.name} sees it": each.certificate_ends for each in processes}
+        seen = {f"NATS, according to {each.name}": each.certificate_ends for each in processes}
         return {
             name: datetime.fromtimestamp(end, UTC)
             for name, end in {"NATS": ours, **seen}.items()

@@ -96,14 +96,14 @@ def run_within(
 
 
 def unreached(error: ConnectionError, reasons: Sequence[str]) -> str:
-    """Return why NATS was not reached and, if no address was given, how to name a cluster."""
+    """Return why NATS was not reached; for the default address, also how to name a cluster."""
     text = ": ".join((str(error), *reasons))
     is_default = re.search(rf"{re.escape(client.DEFAULT_URL)}(?!\d)", text)
     return f"{text}; {texts.NAME_CLUSTER}" if is_default else text
 
 
 def address(command: str, url: str | None) -> str:
-    """Return the given address of NATS, that of the user's newest `muster up`, or the default."""
+    """Return NATS's address: `url`, or else that of the newest `muster up`, or the default."""
     if url:
         return url
     chosen = next((stack.nats_url for stack in running.here()), client.DEFAULT_URL)

@@ -147,7 +147,7 @@ def target(wanted: Fault, node: str | None, nodes: Sequence[str]) -> Target:
 
 
 def targets(names: Iterable[str]) -> list[Target]:
-    """Return the targets that were stored by name; unknown names are skipped."""
+    """Return the targets with these names (`str(target)`); skip unknown faults."""
     stored = []
     for name in sorted(names):
         of, _, node = name.partition(" ")

@@ -225,7 +225,10 @@ def addresses(address: str | None) -> tuple[list[str], str | None]:
 
 
 def running_here(service: str = "health") -> list[tuple[str, str | None]]:
-    """Return the addresses of a service and NATS in each `muster up` of this user, newest first."""
+    """Return the addresses of a service and of NATS for each `muster up` of this user.
+
+    The newest comes first. A killed run is included, because its files are left over.
+    """
     import yaml  # noqa: PLC0415  # 0.6 MiB, which `muster top` would need all the time
 
     places = []

@@ -57,7 +57,10 @@ def new_seeds() -> dict[str, str]:
 
 
 def own(directory: Path) -> None:
-    """Create a directory that only this user can write to. Raises BadDirectory, OSError."""
+    """Create a directory, if absent, that only this user can write to.
+
+    Raises BadDirectory if others can write to an existing one, and OSError.
+    """
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     if stat.S_IMODE(directory.stat().st_mode) & _OTHERS_WRITE:
         raise BadDirectory(
@@ -131,7 +134,7 @@ def _newest(directory: Path, name: str) -> nkeys.Key:
 
 
 def _keys(directory: Path, name: str) -> list[nkeys.Key]:
-    """Return the keys of a name; create the first key for a role newer than the directory."""
+    """Return the keys with a name; create the first key of a role newer than the directory."""
     file = directory / f"{name}.seed"
     try:
         return accounts.read_seeds(name, file.read_text("ascii"))

@@ -136,7 +136,7 @@ def warn(command: str, text: str) -> None:
 
 
 def may_write(command: str, losses: Sequence[str], *, accepted: bool) -> bool:
-    """Print an import's losses to standard error; return whether its result may be written."""
+    """Print what an import loses to standard error; return whether its result may be written."""
     if losses:
         warn(command, "\n".join([f"Lost: {len(losses)}", *(f"  {loss}" for loss in losses)]))
         if not accepted:

@@ -57,10 +57,10 @@ NEEDS: Final[Mapping[str, Need]] = {
     "top": Need.HEALTH | Need.EVENTS,
     "why": Need.HEALTH | Need.EVENTS,
 }
-"""The services that each command with the option `--context` needs."""
+"""By command: the services it needs, if `muster` itself handles the option `--context`."""
 _BUS: Final = Need.EVENTS | Need.WHOLE_BUS | Need.SILENCES
 _REPLACED: Final = {"--health": Need.HEALTH, "--url": _BUS}
-"""The option with the address of each service; if it is set, no connection is opened."""
+"""By option with an address: the services that need no connection if the option is set."""
 
 
 def run(

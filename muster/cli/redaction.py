@@ -17,7 +17,7 @@ import muster
 REMOVED: Final = "(removed)"
 
 _KNOWN_MIN: Final = 6
-"""Shorter values occur in many texts by chance."""
+"""The minimum length of a known secret; a shorter value occurs in many texts by chance."""
 _WORDS: Final = (
     r"pass(?!ed\b|es\b|ing\b)(?:word|wd|phrase)?|pwd|secret|token|credential|authorization|api[-_]?key|access[-_]?key|"
     r"routing[-_]?key|service[-_]?key|integration[-_]?key|private|seed|nkey|jwt|cookie|signature|"
@@ -56,7 +56,7 @@ _SCHEMES: Final = frozenset({"http", "https", "nats", "tls", "ws", "wss"})
 """The schemes that muster itself uses; of addresses with other schemes, only the scheme is kept."""
 _HOST: Final = re.compile(r"[\w.-]+(?::\d{1,5})?|\[[\da-f:]+\](?::\d{1,5})?", re.IGNORECASE)
 _IN_CLUSTER: Final = re.compile(r"[\d.]+|[^.]+|.*\.svc(?:\..*)?")
-"""An IPv4 address, a name without dots, or a Kubernetes Service."""
+"""Matches hosts that are kept: IPv4 addresses, names without dots, Kubernetes Services."""
 _PATHS: Final = frozenset({"", "state", "metrics", "readyz", "healthz"})
 """The paths of muster's own pages, which are kept."""
 
@@ -111,7 +111,7 @@ class Redaction:
 
 
 def _forms(value: str) -> Iterable[str]:
-    """Return the forms in which a value is written: unchanged, in addresses, and in Secrets."""
+    """Return a value unchanged, percent-encoded as in addresses, and in base64 as in Secrets."""
     encoded = value.encode("utf-8", "surrogatepass")
     quoted = re.sub(rb"[^\w.~-]", lambda match: b"%%%02X" % match[0][0], encoded)
     yield from (value, quoted.decode(), base64.b64encode(encoded).decode())
@@ -132,7 +132,7 @@ def _address(match: re.Match[str]) -> str:
 
 
 def _place(host: str) -> str:
-    """Return a host in the cluster unchanged, and only the last two parts of any other name."""
+    """Return an address or a name in the cluster unchanged; of other names, the last two parts."""
     name = host.partition(":")[0]
     if host.startswith("[") or _IN_CLUSTER.fullmatch(name):
         return host

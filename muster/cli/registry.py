@@ -22,7 +22,10 @@ _GROUP: Final = "muster.commands"
 
 
 class Command(NamedTuple):
-    """The help text of a command, the extras it needs, and its App if it is muster's own."""
+    """A command's help text and the extras that it needs.
+
+    `target` is `module:attribute` of its App; empty if a service registers the command.
+    """
 
     summary: str
     extras: tuple[str, ...] = ()

@@ -18,7 +18,7 @@ _YEAR: Final = timedelta(days=366)
 
 
 def duration(text: str, *, longest: timedelta = _YEAR) -> timedelta:
-    """Parse `90s`, `1h30m` or `7d`. Raises ValueError for any other text or a longer time."""
+    """Parse a duration such as `1h30m`. Raises ValueError, also for 0 and above `longest`."""
     if not re.fullmatch(r"(\d{1,9}[smhdwy])+", text):
         raise ValueError(f"{text!r} is not a duration such as 2h or 1h30m")
     parts = re.findall(r"(\d+)([smhdwy])", text)

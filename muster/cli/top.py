@@ -202,7 +202,7 @@ class Source:
 
     @property
     def problem(self) -> str:
-        """Why the shown state is old or incomplete; empty if it is neither."""
+        """Why the shown state is outdated or incomplete; empty if it is complete and current."""
         return self.fleet.problem(self._clock())
 
     @property
@@ -239,7 +239,7 @@ class Source:
                     await self.wanted.wait()
 
     async def _why(self, node: str) -> list[str] | None:
-        """Return a node as text; None if health does not answer and an older text is shown."""
+        """Return a node as text; None if health does not answer, so that an older text is kept."""
         notes: list[str] = []
         state: health_state.State | None = None
         try:

@@ -43,7 +43,7 @@ class Action(NamedTuple):
 
 
 def header(counts: Counts, width: int) -> Line:
-    """Return the first line; the address of the console is kept as long as it fits."""
+    """Return the first line; other texts are shortened before the address is omitted."""
     variants = [
         _header(counts, has_address=has_address, words=words)
         for has_address in ([True, False] if counts.address else [False])

@@ -95,7 +95,7 @@ class Kind(Generic[T]):
     empty: str
     """What is shown if there are no items."""
     follows: bool = False
-    """Whether the cursor stays on the last item, as in the tail of a log."""
+    """Whether a cursor on the last item moves to newer items, as in the tail of a log."""
 
 
 class Listing(Generic[T]):
@@ -183,7 +183,7 @@ class Listing(Generic[T]):
         self._restore(chosen, was_at_end=was_at_end)
 
     def set_filter(self, text: str) -> None:
-        """Show only items with all words of the text, and with none that follow a `!`."""
+        """Show only items that contain every word of the text, and no word that follows a `!`."""
         chosen, was_at_end = self.chosen, self.is_at_end
         self.filter = text
         words = text.lower().split()
@@ -204,7 +204,7 @@ class Listing(Generic[T]):
         self.cursor = max(0, min(self.cursor + steps, len(self._shown) - 1))
 
     def scroll(self, height: int) -> None:
-        """Choose the first row so that the cursor is visible and no row is left empty."""
+        """Choose the first row so that the cursor is visible and the items fill the screen."""
         self.first = min(self.first, self.cursor, max(0, len(self._shown) - height))
         self.first = max(self.first, self.cursor - height + 1, 0)
 

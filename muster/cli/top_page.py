@@ -299,7 +299,7 @@ class Page:
         return bars.notes(notes, width)
 
     def _tabs(self, width: int) -> Line:
-        """Return the names of the views, or of the item shown in full, and the position in it."""
+        """Return the line that names the views or the item shown in full, with the position."""
         if self._details:
             detail = self._details[-1]
             last = min(detail.first + self._body_height + 1, detail.total)
@@ -333,7 +333,7 @@ class Page:
         return self._lists[self.view].lines(context, height)
 
     def _overview(self, context: lists.Context, height: int) -> list[Line]:
-        """Return the nodes, and below them the first alerts and last events of their own views."""
+        """Return the nodes and, below them, the first rows of alerts and the last of events."""
         is_filtered = bool(self.nodes.filter)
         whose = " of these nodes" if is_filtered else ""
         listed = [*itertools.islice(self._of_shown_nodes(self.alerts), _PANE_ALERTS)]

@@ -230,9 +230,9 @@ def age(time: datetime | None, now: datetime) -> str:
 
 
 def _devices(node: model.NodeSummary, context: lists.Context) -> Part:
-    """Return the counts of all resources; names lose their domain if they remain unique.
+    """Return a node's device counts by resource; names lose their domain if they remain unique.
 
-    Devices are `listed`, not usable, while a plugin that serves them does not work.
+    Counts are marked `listed` while a plugin that serves the resource does not work.
     """
     tone = Tone.PLAIN
     short = {name: name.rpartition("/")[2] for name in node.resources}

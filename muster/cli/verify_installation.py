@@ -27,7 +27,7 @@ _NAME: Final = "helm-test"
 _REQUEST_S: Final = 10.0
 _PAUSE_S: Final = 1.0
 _AGAIN_S: Final = 30.0
-"""How long a refusal may be temporary, because the plugin has not offered its devices yet."""
+"""How long a refused or unschedulable pod does not end the test: plugins may register late."""
 _DEVICE_S: Final = 180.0
 _ALERT_S: Final = 180.0
 _BEFORE: Final = timedelta(minutes=1)
@@ -99,7 +99,7 @@ async def _pods(api: kubernetes_api.Api, namespace: str, label: str) -> list[ins
 
 
 async def _alert(url: str) -> str:
-    """Raise an alert, wait until it is delivered, and resolve it."""
+    """Publish an alert, wait until it is delivered, and resolve it. Raises Failed."""
     try:
         async with asyncio.timeout(_ALERT_S):
             async with bus.Bus(url, producer=f"clients/{_NAME}", name=_NAME) as link:

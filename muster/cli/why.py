@@ -16,9 +16,9 @@ _HEALTHY: Final = vocabulary.Verdict.HEALTHY.value
 _CHANGES_MAX: Final = 30
 _MOUNTS_MAX: Final = 100
 _PODS_MAX: Final = 5
-"""The number of pods that an alert's line names; all are listed below."""
+"""The maximum number of pods in an alert's line; the list of pods below has all of them."""
 _EVENTS_MAX: Final = 10_000
-"""The number of events that `muster.events` can order; later events are not received."""
+"""The maximum number of past events that `muster.events` returns: the earliest ones."""
 _CUT: Final = "  later changes are omitted (too many); use a later --since"
 
 
@@ -159,7 +159,7 @@ def unknown_name(view: NodeView) -> str:
 
 
 def _node_of_pod(view: NodeView) -> str:
-    """Return a text with the node of the pod of the requested name; empty if it is unknown."""
+    """Return a text with the node of the requested pod, if an alert names that pod; else empty."""
     wanted = view.node.rpartition("/")
     for alert in view.state.alerts if view.state else ():
         for pod in alert.pods:
@@ -236,7 +236,7 @@ def _most_urgent(view: NodeView) -> str:
 
 
 def _pods(alert: health_state.Alert) -> str:
-    """Return a text with the pods that an alert names, or that none is known."""
+    """Return a text that lists the pods named by an alert, or says that none is known."""
     total = max(alert.pods_total, len(alert.pods))
     if not total:
         return "no pod is known to use it"

@@ -18,7 +18,7 @@ from aiohttp import web
 from muster import escaping
 
 SHUTDOWN_S = 1.0
-"""How long open requests may take after SIGTERM; a stand-in has two seconds in total."""
+"""How long open requests may take after SIGTERM; a stand-in must end within two seconds."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +37,7 @@ LOCAL = Address("127.0.0.1", 0)
 
 
 class UsageError(Exception):
-    """The program cannot run with these options: one line on stderr, exit code 2."""
+    """The program cannot run with these options; `run` prints the message and returns 2."""
 
 
 class Parser(argparse.ArgumentParser):

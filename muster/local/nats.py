@@ -109,7 +109,7 @@ class NatsServer:
         self.log = directory / "nats.log"
         self.addresses: dict[str, str] = {}
         self.settings: Path | None = None
-        """The file whose change ends a restart's delay: none (see `Supervisor`)."""
+        """Always None: no change of a settings file ends the delay of a restart (`Supervisor`)."""
         self.error = ""
         """The last output, always empty: the server writes to its log."""
 

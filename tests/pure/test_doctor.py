@@ -181,14 +181,14 @@ ROWS: Final = [
         {"pods": [*PODS[:2], pod("muster-plugin", ready=False, container=WAITING)]},
         (
             Level.FAIL,
-            "no pod is ready of muster-plugin: muster-plugin-0 CrashLoopBackOff",
+            "there is no ready pod of muster-plugin: muster-plugin-0 CrashLoopBackOff",
             DESCRIBE,
         ),
     ),
     (
         Check.PODS,
         {"pods": PODS[1:]},
-        (Level.FAIL, "no pod is ready of muster-health: there is none", DESCRIBE),
+        (Level.FAIL, "there is no ready pod of muster-health: there is none", DESCRIBE),
     ),
     (
         Check.PODS,
@@ -196,7 +196,7 @@ ROWS: Final = [
         (
             Level.FAIL,
             (
-                "no pod is ready of muster-nats: muster-nats-0 no volume, "
+                "there is no ready pod of muster-nats: muster-nats-0 no volume, "
                 "muster-gate: muster-gate-0 it waits, muster-health: there is none"
             ),
             DESCRIBE,

@@ -88,7 +88,7 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Grant(msgspec.Struct, frozen=True, kw_only=True):
-    """Devices of one container, by NUMA node (-1: none), and the plugin's serialized answer."""
+    """A container's devices of a resource, by NUMA node (-1: none), and the plugin's answer."""
 
     pod: str = msgspec.field(name="PodUID")
     container: str = msgspec.field(name="ContainerName")
@@ -112,7 +112,7 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):
-    """The content of one node status update; `removed` resources are set to 0 once."""
+    """The content of one node status update, which sets the `removed` resources to 0."""
 
     capacity: dict[str, int]
     allocatable: dict[str, int]
@@ -171,7 +171,7 @@ class DeviceManager:
         return client
 
     def forget(self, client: Client) -> Client | None:
-        """Remove the client that the kubelet treats as this closed one; return it, or None."""
+        """Remove and return the client that `stream_ended` disconnects for this one, if any."""
         known = self._clients.pop(client.resource, ())
         kept = tuple(c for c in known if c.socket != client.socket) if self.per_socket else ()
         if kept:
@@ -202,10 +202,10 @@ class DeviceManager:
         )
 
     def stream_ended(self, client: Client, now: float) -> Client | None:
-        """Disconnect the client that the kubelet treats as this one; return it, to be closed.
+        """Disconnect the client that the kubelet disconnects when this one's stream ends.
 
         Up to 1.36 that is the resource's newest client; later, the one with the same socket.
-        Without such a client, returns None and keeps the device lists.
+        Returns that client, to be closed; without one, returns None and keeps the device lists.
         """
         disconnected = self.forget(client)
         if disconnected is None:

@@ -324,7 +324,7 @@ class Watcher:
             delay_s = min(2 * delay_s, _BACKOFF_MAX_S)
 
     async def _introduce(self, path: str, channel: grpc.aio.Channel) -> bool:
-        """Read the plugin's info, register it, send it the result; return whether it succeeded."""
+        """Read a plugin's info, register the plugin, and send it the result; return the result."""
         async with asyncio.timeout(DIAL_TIMEOUT_S):
             await channel.channel_ready()
         stub = rpc.PluginWatcherClient(channel)

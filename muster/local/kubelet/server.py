@@ -46,7 +46,7 @@ class Resource(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class State(msgspec.Struct, frozen=True, kw_only=True):
-    """The state of the kubelet; `restarts` counts since the process started."""
+    """The state of the kubelet; `restarts` counts its restarts since the process started."""
 
     node: str
     uptime_s: float
@@ -333,7 +333,7 @@ def _resource_states(
     streams_open: Mapping[str, int],
     pods: Mapping[str, pods.Pod],
 ) -> dict[str, Resource]:
-    """Return every resource registered or listed since the start, or allocated, by name."""
+    """Return by name each resource that was registered or listed since the start, or is in use."""
     capacity, allocatable = manager.capacity(), manager.allocatable()
     grants: dict[str, list[device_manager.Grant]] = {}
     for grant in manager.grants():

@@ -33,7 +33,7 @@ class Writer:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One writer's share of an object."""
+    """The fields of an object that one writer owns, and when it last changed one of them."""
 
     writer: Writer
     fields: Fields
@@ -105,7 +105,7 @@ def _entries_before(old: trees.Tree, writer: Writer, *, at: str) -> list[Entry]:
 
 
 def _of_writer(writer: Writer, fields: Iterable[Path]) -> Fields:
-    """Return the ownable fields: all but the status, or for `/status` all but the spec."""
+    """Return the fields that a writer can own: no status, or for `/status` no spec."""
     others = "f:spec" if writer.subresource else "f:status"
     return frozenset(path for path in fields if path[0] != others)
 
@@ -235,14 +235,14 @@ def _pruned(merged: trees.Tree, *, before: Fields, managed: Fields) -> trees.Tre
 
 
 def _members(fields: Fields) -> Fields:
-    """Return the fields and their named parents, but not list items among the parents."""
+    """Return the fields and their parents, except parents that are list items."""
     paths = {path[:-1] if path[-1] == "." else path for path in fields}
     above = {path[:end] for path in paths for end in range(1, len(path))}
     return frozenset(paths | {path for path in above if path[-1].startswith("f:")})
 
 
 def _fields(tree: trees.Tree) -> Fields:
-    """Return every field that has a value or is empty, and every item of a list."""
+    """Return every leaf and empty object, and every item of a list with a merge key."""
     return frozenset(_all((), tree))
 
 

@@ -176,7 +176,7 @@ class _Watch:
         return self.changes()
 
     def changes(self) -> list[trees.Tree]:
-        """Return the changes since the last call; an ERROR if the log no longer has them all."""
+        """Return the changes since the last call; an ERROR event if the log has lost some."""
         try:
             events = self._store.since(self._selection, self._version)
         except refusals.RequestError as error:

@@ -63,7 +63,7 @@ class ShownAlert(msgspec.Struct, frozen=True, kw_only=True):
     level: model.Level
     silence: matching.Silence | None
     matchers: tuple[str, ...]
-    """The matchers of a silence for this alert and similar ones."""
+    """The matchers that the page suggests for a silence of this alert."""
     silence_command: str
     key: str
     """The unique key of the alert on the page."""
@@ -77,7 +77,7 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
     """The labels that the alerts have in common."""
     alerts: tuple[ShownAlert, ...]
     deliveries: tuple[alert_history.Delivery, ...]
-    """The newest notifications about these alerts for each receiver, the newest first."""
+    """The newest notifications about these alerts, with repeated ones counted; newest first."""
     deliveries_total: int
 
 

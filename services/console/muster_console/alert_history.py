@@ -54,7 +54,7 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True):
     resolved: frozenset[str]
     id: str
     times: int = 1
-    """How many notifications had this outcome, if the entry represents them all."""
+    """How many notifications the entry represents; see `outcomes`."""
 
 
 class DeadLetters(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,7 +84,7 @@ class AlertHistory:
         self._per_day: dict[date, dict[tuple[str, datetime], str]] = {}
 
     def receive(self, event: codec.CloudEvent, *, at: datetime) -> None:
-        """Record an event; a repeated event changes nothing."""
+        """Record an event; an event that is received again is counted only once."""
         match event.data:
             case vocabulary.AlertChanged() as alert:
                 self._count(alert, at)
@@ -209,10 +209,11 @@ def title(group: str) -> str:
 
 
 def outcomes(deliveries: Iterable[Delivery], *, most: int) -> tuple[Delivery, ...]:
-    """Return the newest notification for each receiver, group, reason and outcome; `times` is set.
+    """Return the newest notification for each receiver, group, reason and `is_failed`.
 
-    The newest comes first. At most `most` are returned: the newest of each receiver takes
-    precedence, then the newest of the others.
+    `times` counts the notifications that have these in common. The newest comes first. At most
+    `most` are returned: the newest of each receiver takes precedence, then the newest of the
+    others.
     """
     newest: dict[tuple[str, str, str, bool], Delivery] = {}
     times: collections.Counter[tuple[str, str, str, bool]] = collections.Counter()

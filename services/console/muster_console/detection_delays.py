@@ -2,7 +2,7 @@
 
 | fault           | from                                | to                                   |
 |-----------------|-------------------------------------|--------------------------------------|
-| a silent plugin | its last heartbeat, as the evidence | the verdict                          |
+| a silent plugin | its last heartbeat, by the evidence | the verdict                          |
 | a device fault  | its event, by the node's clock      | its alert's start, by health's clock |
 
 The number of stored events is limited: the oldest are dropped.

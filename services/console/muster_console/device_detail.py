@@ -37,7 +37,7 @@ class DeviceDetail(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def concerns(event: vocabulary.Event, names: frozenset[str]) -> bool:
-    """Return whether an event names a device; `names` are its id, and those of its replicas."""
+    """Return whether an event names a device; `names` are its id and its replicas' ids."""
     match event:
         case vocabulary.DeviceAdded(device=added):
             named = {added.id, added.physical}

@@ -120,7 +120,7 @@ class EventLog:
         return sorted(matching, key=lambda entry: (entry.order, entry.number), reverse=True)[:most]
 
     def after(self, number: int, wanted: Filter, *, most: int) -> After:
-        """Return the newest of the matching events after the one with this number."""
+        """Return the newest matching events with a greater number, and how many are left out."""
         later = [*_reversed_until(self._entries, number)]
         oldest = later[-1].number if later else self.last + 1
         matching = [entry for entry in reversed(later) if wanted.matches(entry)]

@@ -16,7 +16,7 @@ LEVELS = tuple(model.Level)
 """All levels; a node's level is sent as its index in this tuple."""
 
 PODS_MAX: Final = 12_000
-"""The approximate maximum number of pod names; many nodes with alerts share it."""
+"""The approximate maximum number of pod names; each node with pods gets an equal part."""
 
 Resource = tuple[str, int, int, bool]
 """A resource's name, how many of its devices pods may use, how many there are, and whether the
@@ -44,7 +44,7 @@ class Columns(msgspec.Struct, frozen=True, kw_only=True):
     alerts: tuple[int, ...]
     silenced: tuple[int, ...]
     pods: Mapping[int, tuple[str, ...]]
-    """By index of a node: the pods that its alerts name; only nodes with such alerts have any."""
+    """By index of a node: the pods that its alerts name; absent for a node without such pods."""
     removed: tuple[str, ...] = ()
     revision: int
     instance: str = ""

@@ -201,7 +201,7 @@ class Forms:
         return self._provider
 
     async def _until(self, is_seen: Callable[[], bool]) -> None:
-        """Wait briefly until the console has read the change; pages show it later in any case."""
+        """Wait up to `_SEEN_S` for the console to read the change; pages show it later anyway."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_SEEN_S):
                 while not is_seen():
@@ -257,7 +257,7 @@ class _Entered(NamedTuple):
 
     @property
     def to_confirm(self) -> str:
-        """The duration and the matchers that a confirmation is for; any change needs a new one."""
+        """The duration and matchers to confirm; if they change, the person must confirm again."""
         return " ".join((*self.duration.split(), *self.matchers.split()))
 
     @property

@@ -10,7 +10,7 @@ _NEVER: Final = float("inf")
 
 
 class Age(NamedTuple):
-    """The age of the last heartbeat, in seconds and in heartbeat intervals; inf if none."""
+    """The age of the last heartbeat, in seconds and in intervals; infinite if none arrived."""
 
     seconds: float
     intervals: float

@@ -57,11 +57,11 @@ class Moment(msgspec.Struct, frozen=True, kw_only=True):
     faults: tuple[FaultThen, ...]
     alerts: tuple[AlertThen, ...]
     restarts: int
-    """The number of starts, stops and restart decisions since the start of the timeline."""
+    """The starts, stops and restart decisions from the start of the timeline to this time."""
     entries: tuple[timeline.Mark, ...]
     """The last entries of the timeline up to this time, the newest first."""
     deliveries: int
-    """The number of notifications since the start of the timeline."""
+    """The number of notifications from the start of the timeline to this time."""
     earlier: datetime | None
     """The time of the previous entry of the timeline; None if there is none."""
     later: datetime | None

@@ -26,7 +26,7 @@ class DeviceView(msgspec.Struct, frozen=True, kw_only=True):
     is_gpu: bool
     """Whether it is a whole GPU, or a replica of one."""
     physical: str
-    """The id of the GPU or MIG device that this id stands for; else the device's own id."""
+    """The id of the physical device (such as a GPU), or this device's id if none is reported."""
 
 
 def devices(events: Iterable[codec.CloudEvent]) -> list[DeviceView]:

@@ -76,7 +76,7 @@ class PluginView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PodView(msgspec.Struct, frozen=True, kw_only=True):
-    """A pod and its devices from the last inventory; `why` explains why no device is known."""
+    """A pod and its devices from the last inventory; `why` is the reason for listing the pod."""
 
     name: str
     devices: tuple[node_devices.DeviceView, ...]
@@ -152,7 +152,8 @@ def page(
 ) -> NodePage:
     """Return the page of a node; the timeline begins `shown` ago, and `then` is shown in detail.
 
-    With `device`, the timeline and the latest changes are limited to that device or its GPU.
+    With `device`, the timeline and the latest changes are limited to that device, its replicas and
+    its GPU.
     """
     view = why.NodeView(
         node=name,

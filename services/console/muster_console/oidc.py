@@ -100,7 +100,7 @@ class Provider:
             raise Unanswered(f"the issuer does not answer within {_WAIT_S:g} s") from None
 
     async def _read(self, older_than_s: float) -> _Configuration:
-        """Return the issuer's metadata, read again if the last is too old. Raises Unanswered."""
+        """Return the issuer's metadata; if too old, read it and the keys again. Raises Unanswered."""
         now = asyncio.get_running_loop().time()
         if self._configuration is not None and now - self._read_at < older_than_s:
             return self._configuration
@@ -129,7 +129,7 @@ class Provider:
         return self._keys is not None and id_token.has_key(token, self._keys)
 
     async def _secret(self) -> dict[str, str]:
-        """Return the field with the client's secret, if it has one. Raises Unanswered."""
+        """Return the form field with the client's secret, if there is one. Raises Unanswered."""
         if not self._rule.client_secret_file:
             return {}
         try:

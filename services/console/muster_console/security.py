@@ -37,7 +37,7 @@ _CLIENTS_MAX: Final = 1_000
 _BURST: Final = 200
 _PER_S: Final = 50.0
 _BURST_PER_PAGE: Final = 10
-"""How many requests opening a page takes; a restart causes all pages to be opened again."""
+"""How many requests a browser sends to open a page; after a restart, all pages open again."""
 _PER_S_PER_PAGE: Final = 2.0
 """The maximum number of requests per second of an open page."""
 _PEER: Final = "muster.peer"

@@ -42,13 +42,13 @@ class _Server(uvicorn.Server):
 
 
 class _Protocol(h11_impl.H11Protocol):
-    """A connection that is closed if it sends no request in time: connections are limited.
+    """Closes a connection on which no request arrives in time, because connections are limited.
 
     Uvicorn's own time limit already ends with the first byte of a request.
     """
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Start the time limit for a request; close the connection if its address has too many."""
+        """Start the time limit for a request; close it if its peer has too many connections."""
         super().connection_made(transport)
         self.loop.call_later(_REQUEST_S, self._close_unused, None)
         if self.client and self.limit_concurrency:

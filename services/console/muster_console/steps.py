@@ -99,7 +99,7 @@ def of_plugins(events: Iterable[codec.CloudEvent]) -> dict[str, list[Step]]:
 
 
 def of_device(events: Iterable[codec.CloudEvent], names: frozenset[str]) -> list[Step]:
-    """Return how one device's health changed; `names` are its id, and those of its replicas."""
+    """Return how one device's health changed; `names` are its id and its replicas' ids."""
     device = _Device()
     for at, said in _said(events):
         if about := [each for each in said if names & {each.device, each.physical}]:

@@ -20,7 +20,7 @@ STATE_S: Final = 10.0
 EVENTS_MAX: Final = 200
 """How many events one message may have; further ones are counted."""
 _ENCODED_MAX: Final = 8
-"""The number of revisions for which encoded changes are cached; up-to-date pages share one."""
+"""The maximum number of cached encodings, one by revision; up-to-date pages share one."""
 
 
 _POSITION: Final = re.compile(r"([0-9a-z]{1,32})-([0-9]{1,15})-([0-9]{1,15})-([0-9]{1,15})")

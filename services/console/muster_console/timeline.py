@@ -32,7 +32,7 @@ _SILENCED: Final = ", silenced"
 _BAR_MIN: Final = 2.5
 _LETTER: Final = 7.6
 _NAME_MARGIN: Final = 12.0
-"""The width of a letter, and the margin: a bar shows its verdict as text if the text fits."""
+"""A bar shows its verdict as text if its letters (each `_LETTER` wide) and this margin fit."""
 _TICKS_MAX: Final = 8
 _STEPS: Final = tuple(
     timedelta(minutes=minutes)
@@ -168,7 +168,7 @@ def position(line: Timeline, at: datetime) -> float:
 
 
 def fitting(began: datetime | None, at: datetime) -> str:
-    """Return the shortest range that also shows the time before a problem; 1h without one."""
+    """Return the shortest range that begins before `began`, at most 7d; 1h if that is None."""
     if began is None:
         return "1h"
     return next((name for name, length in RANGES.items() if length >= (at - began) * 1.5), "7d")

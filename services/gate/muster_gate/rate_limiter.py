@@ -13,7 +13,7 @@ for messages and for bytes: each is a rate, with a reserve of that rate times `b
 
 Every penalty lasts only `refuse_s`: an attacker on the node has the same token as its plugin, which
 must be admitted again soon after the flood. So a node's traffic after a penalty is limited by its
-reserve, and by how often connections are read meanwhile (`is_watched`).
+reserve, and by how often connections are read after the penalty (`is_watched`).
 
 Every gate decides independently. Announcements between gates can arrive twice, late or never; if
 they contain different ends for a node's penalty, the latest counts.
@@ -170,7 +170,11 @@ class RateLimiter:
         return None if held is None else now - held[0]
 
     def _is_quiet(self, new: Traffic, known: Traffic | None, since_s: float) -> bool:
-        """Return whether a connection needs no charge: full reserve, and at most its share sent."""
+        """Return whether a connection needs no charge.
+
+        This is so if the node has its full reserve, and the connection sent at most its share of
+        the node's rates.
+        """
         if known is None or new.node in self._nodes:
             return False
         share_s = since_s / self._rates.connections

@@ -35,7 +35,7 @@ _TOKEN_MAX: Final = 4096
 """The maximum length of a token: nats-server rejects longer lines (max_control_line)."""
 _LATEST: Final = 2**40
 _MISSED_REFRESHES_MAX: Final = 2
-"""The API server counts as unavailable if this many refresh periods have passed without a fetch."""
+"""The API server counts as unavailable after this many refresh periods without fetched keys."""
 _LIFETIME_MIN_S: Final = 1.0
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=_LATEST)]
 

@@ -35,10 +35,10 @@ _CONNECTIONS_PER_S: Final = 5_000
 _JITTER: Final = 0.2
 """The share of a period that is random, so that gates seldom send requests at the same time."""
 _WATCHED: Final = 4
-"""How many times as often connections are read while a node is watched: floods end sooner."""
+"""The factor by which connections are read more often while a node is watched."""
 _UNANSWERED_S: Final = 30.0
 _UNANSWERED_WAIT_S: Final = 60.0
-"""The pause before a request is repeated to servers that do not answer."""
+"""The pause between requests while no server answers."""
 
 DISCONNECTED: Final = prometheus_client.Counter(
     "muster_gate_disconnected_total", "Connections that a server closed at the gate's request."
