@@ -100,7 +100,7 @@ class Provider:
             raise Unanswered(f"the issuer does not answer within {_WAIT_S:g} s") from None
 
     async def _read(self, older_than_s: float) -> _Configuration:
-        """Return the issuer's metadata; if too old, read it and the keys again. Raises Unanswered."""
+        """Return the issuer's metadata; if too old, read it and the keys. Raises Unanswered."""
         now = asyncio.get_running_loop().time()
         if self._configuration is not None and now - self._read_at < older_than_s:
             return self._configuration
