@@ -25,7 +25,7 @@ elsewhere, change this line and run scripts/generate.py and manifests.py.
 
 
 def __getattr__(name: str) -> object:
-    """Import an SDK name on first use, because a plugin must register before it needs NATS."""
+    """Import an SDK name on first use, so that a plugin can register before it loads NATS."""
     if name in {"CloudEvent", "MalformedEvent"}:
         from muster import codec  # noqa: PLC0415  # the point of this function
 

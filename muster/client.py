@@ -37,7 +37,7 @@ async def events(
 
     `since` is the start, as a time or an age; the default is now. Past events, at most 10,000, are
     ordered by time; with `follow` False the iteration ends after them. `url` is the address of
-    NATS, by default `NATS_URL` or this machine. A lost connection is restored without gaps.
+    NATS, by default `NATS_URL` or this machine. After a lost connection, no event is missed.
 
     Raises ValueError if no event type matches, if no node can match, or if `url` is not a NATS
     address; with `follow` False also ConnectionError if NATS is not reached, or a stream not read,
@@ -66,7 +66,7 @@ async def _followed(
     filters: Mapping[streams.Stream, Sequence[str]],
     since: datetime | None,
 ) -> AsyncGenerator[codec.CloudEvent, None]:
-    """Yield the events that are stored now, ordered by time, and then each as it arrives."""
+    """Yield the events that are stored now, ordered by time, then each new event as it arrives."""
     queue: asyncio.Queue[codec.CloudEvent] = asyncio.Queue(_QUEUE_MAX)
 
     async def keep(stream: streams.Stream, subjects: Sequence[str]) -> None:
@@ -85,7 +85,7 @@ async def _followed(
 
 
 async def _cancel(tasks: Collection[asyncio.Task[Any]]) -> None:
-    """Cancel the tasks that are not done, and wait until all are."""
+    """Cancel the tasks that are still running, and wait until all tasks are done."""
     for task in tasks:
         task.cancel()
     with contextlib.suppress(asyncio.CancelledError):

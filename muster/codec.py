@@ -22,7 +22,7 @@ SCHEMA_PREFIX: Final = "https://muster.dev/schemas/"
 
 _SHOWN_MAX: Final = 120
 _SCHEMA = re.compile(re.escape(SCHEMA_PREFIX) + r"v(\d{1,9})(?:\.\d{1,9})*/([a-z_.]+)\.json")
-"""A later minor version adds fields, which older readers ignore."""
+"""Matches any minor version: a later one only adds fields, which older readers ignore."""
 
 
 class MalformedReason(enum.StrEnum):
@@ -204,7 +204,7 @@ def encode_heartbeat(heartbeat: vocabulary.Heartbeat) -> bytes:
 
 
 def decode_heartbeat(payload: bytes, *, subject: str | None = None) -> vocabulary.Heartbeat:
-    """Return the heartbeat; if `subject` is given, it must be the sender's own.
+    """Return the heartbeat; if `subject` is given, it must be the sender's subject.
 
     Raises MalformedEvent.
     """

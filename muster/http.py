@@ -61,9 +61,9 @@ class Unanswered(OSError):
 
 
 class Read(enum.Enum):
-    """Which response bodies are read: all, errors only, or none if a body may never end.
+    """Which response bodies are read: all (BODY), those of errors (REFUSAL), or none (NOTHING).
 
-    BRIEF also reads the body of a success, if it arrives soon.
+    BRIEF reads all, but waits only briefly. REFUSAL and NOTHING are for bodies that may never end.
     """
 
     BODY = enum.auto()
@@ -302,7 +302,7 @@ async def _beginning(content: aiohttp.StreamReader) -> bytes:
 
 
 def _address_text(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> str:
-    """Return an address as text, the same for mapped addresses on every Python version."""
+    """Return an address as text; Python versions format IPv4-mapped addresses differently."""
     mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
     return str(address) if mapped is None else f"::ffff:{mapped}"
 

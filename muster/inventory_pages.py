@@ -31,7 +31,7 @@ class TooManyPages(ValueError):
 
 
 def split(inventory: vocabulary.InventoryReported) -> tuple[vocabulary.InventoryReported, ...]:
-    """Return the pages of an inventory, without their version; there may be more than PAGES_MAX.
+    """Return the pages of an inventory, not yet numbered; there may be more than PAGES_MAX.
 
     An item that is longer than a page has its own page.
     """

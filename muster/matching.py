@@ -31,7 +31,7 @@ COMMENT_MAX: Final = 2_000
 MATCHERS_MAX: Final = 32
 _PATTERN_BYTES_MAX: Final = 1024 * 1024
 _BYTES_MAX: Final = 16_000
-"""NATS would refuse a slightly larger silence (`streams.SILENCES`)."""
+"""The maximum size of a silence; the bucket `streams.SILENCES` accepts slightly larger values."""
 
 
 class Operator(enum.StrEnum):
@@ -148,7 +148,7 @@ def all_hold(matchers: Iterable[Matcher], labels: Mapping[str, str]) -> bool:
 
 
 def values_of(matchers: Iterable[Matcher], name: str) -> set[str]:
-    """Return the values that a label must equal; empty if no condition requires one."""
+    """Return the values that matchers with `=` require of a label; empty if there are none."""
     return {c.value for c in matchers if (c.name, c.operator) == (name, Operator.EQUAL)} - {""}
 
 
@@ -269,7 +269,7 @@ def new_silence(
     author: str,
     comment: str,
 ) -> Silence:
-    """Return a silence that a person requests. Raises ValueError if it is invalid or useless."""
+    """Return a new silence. Raises ValueError if it is invalid or can never match an alert."""
     if not expressions:
         raise ValueError("name the alerts to silence, such as node=node-a")
     if not comment:
@@ -301,7 +301,7 @@ def new_silence(
 def silenced(
     labels: Mapping[str, Mapping[str, str]], silences: Iterable[Silence], at: datetime
 ) -> dict[str, Silence]:
-    """Return the active silence of each silenced alert; of several, the silence that ends last.
+    """Return the active silence of each silenced alert; if several match, the one that ends last.
 
     `labels` and the result have fingerprints as keys.
     """

@@ -23,11 +23,11 @@ class DeadLetter:
     body: bytes
     headers: Mapping[str, str]
     number: int
-    """Its sequence in the stream."""
+    """The sequence of its message in the stream."""
 
     @property
     def id(self) -> str:
-        """The dead letter's id for people."""
+        """The id by which people name the dead letter."""
         return id_of(self.subject)
 
     @property
@@ -65,12 +65,12 @@ class DeadLetter:
         return at if at.tzinfo else None
 
     def summary(self) -> dict[str, str]:
-        """Return the dead letter for programs, without its body."""
+        """Return the dead letter without its body, to print it as JSON."""
         return {"id": self.id, "subject": self.subject, **self.headers}
 
 
 def id_of(subject: str) -> str:
-    """Return the id, for people, of the dead letter on a subject."""
+    """Return the id by which people name the dead letter on a subject."""
     return subject.rpartition(".")[2][:_ID_SHOWN]
 
 

@@ -15,7 +15,7 @@ _TIMEOUT_S: Final = 5.0
 _STATE_BYTES_MAX: Final = 512 * 1024 * 1024
 """The size limit of a state; a fleet of 100,000 nodes needs only a fraction of it."""
 _PAGE_BYTES_MAX: Final = 32 * 1024 * 1024
-"""The size limit of one page of the state, or of one node."""
+"""The size limit of one page of the state, or of one node's state."""
 _READ_S: Final = 8.0
 """How long reading a page may take, even if data keeps arriving."""
 _CHUNK_BYTES: Final = 256 * 1024
@@ -34,7 +34,7 @@ class _Replica(NamedTuple):
 
 
 def check_address(address: str) -> str:
-    """Return the URL of a health service without `/state`. Raises ValueError if it is invalid."""
+    """Check the URL of a health service; return it without `/state`. Raises ValueError."""
     url = address.rstrip("/").removesuffix("/state")
     try:
         parts = urllib.parse.urlsplit(url)
@@ -49,7 +49,7 @@ def check_address(address: str) -> str:
 
 
 def read_state(url: str, query: str = "", *, host: str = "") -> health_state.State:
-    """Return the state of the health service at a URL; with a query, in a few seconds at most.
+    """Return the state of the health service at a URL; with a query, within a few seconds.
 
     `query` is what `/state` accepts: `node=NAME`, or `nodes=500&after=NAME`. `host` is the server's
     name if the URL has only its address. Raises ConnectionError or UnreadableState.
@@ -112,7 +112,7 @@ class Replicas:
         return other
 
     def _replicas(self) -> Iterator[_Replica]:
-        """Yield the last leader, then the other replicas, whose names are resolved only then."""
+        """Yield the last leader, then resolve the names and yield all other replicas."""
         if first := self._leader:
             yield first
         for url in self._urls:

@@ -12,7 +12,7 @@ import msgspec
 from muster import escaping, matching, vocabulary
 
 RECOVERING: Final = "RECOVERING"
-"""Shown instead of a verdict whose problem has ended, but not long enough ago."""
+"""Shown instead of a verdict whose problem has ended, but does not count as resolved yet."""
 SUSPECTED: Final = "SUSPECTED"
 """Shown instead of HEALTHY while health finds out why a plugin is silent or reports a problem."""
 _SUSPECT_STATE: Final = "suspect"
@@ -47,7 +47,7 @@ class Recovery(msgspec.Struct, frozen=True, kw_only=True):
     until: datetime
 
     def text(self, now: datetime | None = None) -> str:
-        """Return the required time without the problem, and, with `now`, how much has passed."""
+        """Return how long the problem must be absent; with `now`, also how long it has been."""
         needed_s = round((self.until - self.since).total_seconds())
         if now is None:
             return f"recovering: must be well for {needed_s} s"
@@ -94,7 +94,7 @@ class Alert(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def reason(self) -> str:
-        """Return the summary; if the problem is gone, text that says so comes first."""
+        """Return the summary, preceded by `recovering: ...` if the problem has ended."""
         return f"{self.recovery.text()}: {self.summary}" if self.recovery else self.summary
 
     @property
@@ -136,7 +136,7 @@ class Plugin(msgspec.Struct, frozen=True, kw_only=True):
     """The number of devices that pods may use, by resource, according to the node's status."""
     unhealthy: tuple[Device, ...] = ()
     mounts: int = 0
-    """The number of FUSE mounts in its inventory."""
+    """The number of FUSE mounts in the plugin's inventory."""
     problems: tuple[str, ...] = ()
     recovery: Recovery | None = None
     alerts: tuple[Alert, ...] = ()
@@ -164,7 +164,7 @@ class Plugin(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def past(self) -> tuple[Evidence, ...]:
-        """Return the evidence of problems that have ended, but not long enough ago."""
+        """Return the evidence of problems that have ended, but do not count as resolved yet."""
         if self.recovery is not None:
             return self.evidence
         return tuple(item for each in self.alerts if each.recovery for item in each.evidence)
@@ -205,7 +205,7 @@ class Plugin(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_well(self) -> bool:
-        """Whether the plugin has no problem to show."""
+        """Whether the plugin is HEALTHY or in MAINTENANCE, with no alert, problem or suspicion."""
         has_doubts = self.is_suspended or self.is_suspected
         return self.verdict in _WELL and not (self.alerts or has_doubts or self.problems)
 
@@ -228,7 +228,7 @@ class Service(msgspec.Struct, frozen=True, kw_only=True):
     advisories: str = ""
     publishing_problem: str = msgspec.field(default="", name="telling")
     notified: str = ""
-    """Why alerts may not be delivered to people."""
+    """Why alerts might not reach people."""
     notifier_alerts: tuple[Alert, ...] = ()
     """The alerts that the notifier itself raises."""
     cluster: str | dict[str, str] = ""
@@ -248,9 +248,9 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     fleet: Fleet
     service: Service
     places: dict[str, Place] = msgspec.field(default_factory=dict)
-    """By node; nodes without a place are left out."""
+    """By node; nodes whose pool and zone are unknown are left out."""
     next: str = ""
-    """The last node of the page; empty after the last page."""
+    """The last node of this page; empty if no page follows."""
 
     @property
     def alerts(self) -> list[Alert]:
@@ -270,7 +270,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
         if service.revision is None:
             leader = service.leader or "unknown"
             notes.append(
-                f"this health service is not the leader ({leader}); alerts are the leader's"
+                f"this health service is not the leader ({leader}); it shows the leader's alerts"
             )
         if self.fleet.mass_failures:
             notes.append(

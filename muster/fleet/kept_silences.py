@@ -1,4 +1,4 @@
-"""Pure: stores the silences that a program shows; if there are too many, those that end last."""
+"""Pure: stores silences; a program applies at most 1,000 of them, those that end last."""
 
 import bisect
 from datetime import datetime
@@ -10,7 +10,7 @@ from muster.fleet import health_state
 SILENCES_MAX: Final = 1_000
 """The maximum number of silences that are applied."""
 _KNOWN_MAX: Final = 10_000
-"""The maximum number of stored silences; some replace those that end or are removed."""
+"""The maximum number of stored silences; some are applied only when others are removed."""
 
 
 class KeptSilences:
@@ -23,14 +23,15 @@ class KeptSilences:
         """The end and id of every stored silence, sorted."""
         self._matchers: dict[str, tuple[matching.Matcher, ...]] = {}
         self._active: tuple[datetime, list[str]] | None = None
-        """A time and the silences active then, cached because a page is read at one time."""
+        """A time and the ids of the silences active then; cached, because callers repeat a time."""
 
     def receive(
         self, key: str, silence: matching.Silence | None
     ) -> list[tuple[matching.Matcher, ...]]:
-        """Add, replace or (None) remove a silence; return the matchers of the changes in `by_id`.
+        """Add, replace or (None) remove a silence.
 
-        The change may also move another silence into `by_id` or out of it.
+        Returns the matchers of each silence that entered or left `by_id`; the change may move
+        another silence, too.
         """
         before = self._known.pop(key, None)
         if silence is not None:

@@ -19,23 +19,23 @@ from muster import matching, vocabulary
 from muster.fleet import health_state, kept_silences, plugin_facts
 
 ALERTS_MAX: Final = 2_000
-"""How many alerts are kept in full; all others are kept without evidence and advice."""
+"""How many alerts are kept in full; others are kept without evidence, advice and most pods."""
 _REMOVED_MAX: Final = 10_000
 _REASON_MAX: Final = 300
 PODS_MAX: Final = 16
 """How many of the pods that a node's alerts name are kept in its summary."""
 _SILENT_S: Final = 10.0
-"""Health may take this long to answer before the shown state counts as old."""
+"""The shown state counts as old if health has not answered for this long."""
 
 
 class Level(enum.StrEnum):
-    """How urgently a person must look at a node, the most urgent first."""
+    """How urgently a person must look at a node; the most urgent level is defined first."""
 
     CRITICAL = "critical"
     WARNING = "warning"
     UNKNOWN = "unknown"
     NOTICE = "notice"
-    """Something is planned, silenced or not observed."""
+    """Maintenance, a silenced alert, an alert of severity info, or a doubt about a good verdict."""
     OK = "ok"
 
 
@@ -108,11 +108,11 @@ class FleetModel:
         self.fleet: health_state.Fleet | None = None
         self.service: health_state.Service | None = None
         self.is_complete = False
-        """Whether all nodes have been read once."""
+        """Whether all nodes have been read at least once."""
         self.read_at: float | None = None
         """When health last answered."""
         self._at = datetime.min.replace(tzinfo=UTC)
-        """The same moment as a date and time."""
+        """When health last answered, as a date and time."""
         self._failure = ""
         self._began_at: float | None = None
         self._facts: dict[str, _NodeFacts] = {}
@@ -129,7 +129,7 @@ class FleetModel:
     def receive_page(
         self, page: health_state.State, *, after: str, now: float, at: datetime
     ) -> None:
-        """Replace all nodes after `after` up to the page's last node (empty: all further nodes)."""
+        """Replace all nodes after `after`, up to `page.next` or, if that is empty, to the end."""
         seen = self._put_plugins(page, at)
         gone = [
             name
@@ -150,7 +150,7 @@ class FleetModel:
         self._receive_service(page, now, at)
 
     def receive_failure(self, problem: str, *, now: float) -> None:
-        """Record that health did not answer, and why."""
+        """Record why health's state could not be read."""
         self._began_at = now if self._began_at is None else self._began_at
         if problem != self._failure:
             self._failure = problem
@@ -172,7 +172,7 @@ class FleetModel:
 
     @property
     def silences(self) -> Mapping[str, matching.Silence]:
-        """Return the silences by id; if there are too many, those that end last."""
+        """Return the silences by id; if there are too many, only those that end last."""
         return self._silences.by_id
 
     @property
@@ -202,7 +202,7 @@ class FleetModel:
         return self._silences.silence_of(alert, at)
 
     def silenced(self, at: datetime) -> int:
-        """Return how many alerts are silenced; those of a node are counted when it is read."""
+        """Return how many alerts are silenced; nodes' alerts as of their last summary."""
         elsewhere = [each for each in self._fleet_alerts() if each.node not in self._facts]
         of_nodes = sum(node.silenced for node in self.nodes.values())
         return of_nodes + sum(self.silence_of(each, at) is not None for each in elsewhere)

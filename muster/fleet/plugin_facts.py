@@ -12,7 +12,7 @@ _SHARED_MAX: Final = 1_000
 
 
 class Counts(NamedTuple):
-    """The devices of a resource on a node: how many pods may use, and how many exist."""
+    """How many devices a resource has on a node, and how many are usable by pods."""
 
     usable: int
     total: int
@@ -77,7 +77,7 @@ def of(plugin: health_state.Plugin, shared: Shared) -> PluginFacts:
 
 
 def merged(some: Mapping[str, Counts], more: Mapping[str, Counts]) -> Mapping[str, Counts]:
-    """Return the counts of both; if both serve a resource, both must work."""
+    """Return two plugins' counts; a resource that both serve is confirmed only if both work."""
     both = {
         name: more[name]._replace(is_confirmed=more[name].is_confirmed and some[name].is_confirmed)
         for name in some.keys() & more.keys()

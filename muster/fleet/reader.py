@@ -20,7 +20,7 @@ from muster.nats import connection, consumers, storage, streams
 PAGE_NODES: Final = 500
 _RETRY_S: Final = (0.5, 5.0)
 _SETTLE_S: Final = 0.3
-"""How long to collect events before their nodes are read; health receives them at the same time."""
+"""How long to wait before the nodes of events are read: health must process the events first."""
 _READ_S: Final = 10.0
 _PAST: Final = timedelta(hours=1)
 _NOT_OF_INTEREST: Final = (vocabulary.InventoryReported, vocabulary.WatchdogTicked)
@@ -121,11 +121,12 @@ class FleetReader:
         page = await self._read(f"nodes={PAGE_NODES}&after={quoted}")
         if page.next and page.next <= after:
             # such pages would never end
-            raise health_client.UnreadableState(f"health's page after {after!r} ends before it")
+            problem = f"health's page after {after!r} ends before that node"
+            raise health_client.UnreadableState(problem)
         return page
 
     async def _read_all(self) -> None:
-        """Read page after page; after a failure, the same page again."""
+        """Read page after page; after a failure, read the same page again."""
         wait_s = _RETRY_S[0]
         while True:
             await self._pause()

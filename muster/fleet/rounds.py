@@ -1,7 +1,7 @@
 """Pure: decides which part of health's state to read next: a page of all nodes, or changed nodes.
 
-All nodes are read round after round, page by page. Too many changed nodes are not read one by one:
-a fast round is wanted for them instead, which reads every page once more.
+All nodes are read round after round, page by page. If too many nodes have changed, they are not
+read one by one: a fast round is wanted instead, which reads every page once more.
 
 | round | wanted | after a page | after the last page |
 |---|---|---|---|
@@ -37,7 +37,7 @@ class Rounds:
         self.is_wanted = True
 
     def receive_page(self, following: str) -> None:
-        """Record that a page was read; `following` is its last node, empty after the last page."""
+        """Record that a page was read; `following` is its last node, empty if no page follows."""
         self._after = following
         self._is_fast = self._is_fast and bool(following)
 

@@ -1,6 +1,6 @@
 """Pure: counts the devices that pods may use; those of a failed plugin are unconfirmed.
 
-The node's status keeps listing the devices of such a plugin, but a pod may not get one.
+The node's status keeps listing the devices of such a plugin, but a pod might not get one.
 """
 
 from collections.abc import Iterable
@@ -11,7 +11,7 @@ from muster.fleet import health_state, model
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
-    """The advertised devices of a resource in the fleet, and how many of them pods may use."""
+    """How many devices of a resource the fleet advertises, and how many are usable by pods."""
 
     resource: str
     nodes: int
@@ -35,7 +35,7 @@ def of_plugin(plugin: health_state.Plugin, resource: str) -> str:
 
 
 def of_fleet(nodes: Iterable[model.NodeSummary]) -> list[Usage]:
-    """Return the resources of these nodes, those with the most missing devices first."""
+    """Return the usage of each resource; the one with the most unusable devices comes first."""
     sums: dict[str, list[int]] = {}
     for node in nodes:
         for name, (usable, total, is_confirmed) in node.resources.items():

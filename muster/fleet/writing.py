@@ -20,7 +20,7 @@ _KEPT: Final = timedelta(days=5)
 
 
 class SilenceExists(Exception):
-    """A silence with the id of the new one is already stored."""
+    """A silence with the same id is already stored."""
 
     def __init__(self, stored: matching.Silence) -> None:
         super().__init__(f"there is a silence {stored.id} already")
@@ -30,7 +30,7 @@ class SilenceExists(Exception):
 async def read_silences(
     link: connection.Connection,
 ) -> tuple[dict[str, matching.Silence], Mapping[str, str]]:
-    """Return the silences by id, and why others cannot be read."""
+    """Return the silences by id, and why others are unreadable, also by id."""
     by_id, unreadable = {}, {}
     async for change in storage.follow(link, streams.SILENCES):
         if change is None:
@@ -45,9 +45,9 @@ async def read_silences(
 
 
 async def add_silence(link: connection.Connection, silence: matching.Silence) -> Mapping[str, str]:
-    """Store a silence, and delete those that expired long ago; return why others are unreadable.
+    """Store a silence, and delete silences that expired long ago.
 
-    Raises SilenceExists.
+    Returns why stored silences are unreadable, by id. Raises SilenceExists.
     """
     by_id, unreadable = await read_silences(link)
     if silence.id in by_id:
@@ -62,7 +62,10 @@ async def add_silence(link: connection.Connection, silence: matching.Silence) ->
 async def expire_silence(
     link: connection.Connection, silence_id: str, at: datetime
 ) -> tuple[matching.Silence | None, Mapping[str, str]]:
-    """End a silence; return it (None if it does not exist), and why others are unreadable."""
+    """End a silence; return it, or None if it does not exist.
+
+    Also returns why other silences are unreadable, by id.
+    """
     by_id, unreadable = await read_silences(link)
     silence = by_id.get(silence_id)
     if silence is not None:
@@ -106,7 +109,7 @@ class NewestLetters:
 
         A call that was interrupted is continued by the next call.
 
-        A letter that was replaced while it was not among the newest keeps its old place.
+        If a letter that is not among the newest is replaced, its rank does not change.
         """
         names = await storage.waiting_subjects(self._link, streams.DEAD_LETTERS, self._subjects)
         self._numbers = {name: self._numbers[name] for name in names if name in self._numbers}
@@ -125,7 +128,7 @@ class NewestLetters:
 
 
 async def send_again(link: connection.Connection, letter: dead_letters.DeadLetter) -> bool:
-    """Put a dead letter back into the outbox; return False if it was there already."""
+    """Put a dead letter back into the outbox; return False if the outbox already had it."""
     message = dead_letters.again(letter)
     # into the outbox first: a crash in between causes a duplicate, but loses nothing
     is_new = await storage.enqueue(

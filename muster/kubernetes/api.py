@@ -157,8 +157,8 @@ class Api:
         self._lost = where.lost
         self._attempts = attempts
         self._server_time: tuple[datetime, float] | None = None
-        """The latest time on the API server's clock, and when it was received by this machine's
-        clock.
+        """The latest time received from the API server, and when it was received, in seconds of the
+        event loop's clock.
         """
         self.server = str(where.configuration.host)
         self.context = where.context
@@ -233,7 +233,7 @@ class Api:
     async def pages(
         self, path: str, *, query: Mapping[str, str] | None = None, timeout_s: float
     ) -> AsyncGenerator[Page, None]:
-        """Yield a list page by page. Raises Refused, with 410 if it expired between pages."""
+        """Yield a list page by page. Raises Refused, with 410 if the list expired between pages."""
         clock = asyncio.get_running_loop().time
         deadline = clock() + timeout_s
         token = ""
@@ -265,8 +265,8 @@ class Api:
         """Yield the lines of a watch until it ends. Raises Refused and the exceptions in `LOST`.
 
         The first line is empty: it means that the server has accepted the watch, which may then be
-        silent for a long time. Raises TimeoutError if the watch is not accepted within 10 s (at
-        most `idle_s`), or if no line, not even a bookmark, arrives for `idle_s`.
+        silent for a long time. Raises TimeoutError if the watch is not accepted within 10 s (or
+        `idle_s`, if shorter), or if no line, not even a bookmark, arrives for `idle_s`.
         """
         timeout = aiohttp.ClientTimeout(total=None, sock_read=idle_s)
         async with asyncio.timeout(min(_ACCEPT_S, idle_s)):

@@ -142,8 +142,9 @@ def _driverless_claims(facts: Facts) -> Iterable[PluginFinding]:
             name=driver,
             node=name,
             pod=here[0].pod.full_name if here else "",
-            text=f"claims of {driver} are used by {wording.counted(len(pods), 'pod')}, but it has "
-            "no Ready pod here: such pods can neither restart nor terminate",
+            text=f"{driver} has no Ready pod here, but its claims are used by "
+            f"{wording.counted(len(pods), 'pod')}: pods with its claims can neither restart nor "
+            "terminate",
             evidence=(wording.name_list(pods),),
         )
 
@@ -229,7 +230,7 @@ def _pools(facts: Facts) -> Iterable[PluginFinding]:
 
 
 def _terminating(facts: Facts) -> Iterable[PluginFinding]:
-    """Yield a finding for each pod with claims that stays Terminating without containers (D10)."""
+    """Yield findings on pods with claims that stay Terminating with no container running (D10)."""
     for pod in facts.pods:
         late_s = facts.age_s(pod.metadata.deleted_at)
         node = facts.nodes.get(pod.node_name)
@@ -288,7 +289,7 @@ def _offered_twice(
 
 
 def _same_devices(facts: Facts) -> Iterable[PluginFinding]:
-    """Yield a finding for each pool with the same device identity on several nodes (D13)."""
+    """Yield a finding for each pool that has devices of one name on several nodes (D13)."""
     for (driver, pool), newest in _newest(facts).items():
         nodes: dict[str, set[str]] = {}
         for entry in newest:
@@ -387,7 +388,7 @@ def _class_drivers(facts: Facts, resource: str) -> frozenset[str]:
 
 
 def _held(facts: Facts, node: NodeFacts) -> dict[str, set[str]]:
-    """Return the ids of the devices that device plugins allocated to a node's pods, by resource."""
+    """Return the ids of the devices that are allocated to a node's active pods, by resource."""
     held: dict[str, set[str]] = {}
     for pod in facts.pods_on.get(node.name, ()):
         if plugin_facts.is_active(pod):

@@ -22,7 +22,7 @@ _NAME: Final = "app.kubernetes.io/name"
 _RECENT: Final = timedelta(hours=1)
 _PASSWORD: Final = re.compile(r"[A-Za-z0-9_.~-]+")
 _TLS: Final = "-nats-tls"
-"""The suffix of the name of the Secret with NATS' certificate; all names share the prefix."""
+"""Ends the name of the Secret with NATS' certificate; all objects' names begin the same way."""
 _SETTINGS: Final = "configuration"
 _RECEIVERS: Final = "receivers"
 """Volumes of the notifier: its settings, and the Secret of receivers."""
@@ -163,7 +163,7 @@ class Pod(objects.HasMetadata, frozen=True):
 
 
 def recent_failure(status: objects.PodStatus, now: datetime) -> str:
-    """Return how a container of a pod last failed within the last hour; empty if none did.
+    """Return a description of the pod's last container failure in the past hour; empty if none.
 
     A pod whose containers fail repeatedly may be ready between two failures.
     """
@@ -264,7 +264,7 @@ def _volumes(pods: Sequence[Pod], part: str, namespace: str) -> list[_Volume]:
 
 
 def allocation(pods: Iterable[Pod]) -> tuple[Allocation, str]:
-    """Return the state of these pods, with the node of a ready pod or why none is ready."""
+    """Return the state of these pods, and the ready pod's node or the reason why none is ready."""
     state, text = Allocation.WAITING, "there is no such pod"
     for pod in pods:
         if pod.is_ready:

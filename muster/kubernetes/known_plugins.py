@@ -47,9 +47,9 @@ class KnownPlugin(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 def plugin_of(pod: objects.Pod, more: Sequence[KnownPlugin] = ()) -> KnownPlugin | None:
-    """Return the plugin that a pod runs, with its configured domain; None if it is no plugin's pod.
+    """Return the plugin that a pod runs, with its configured domain; None if it runs none.
 
-    Entries of the configuration (`more`) come first.
+    Entries of the configuration (`more`) take precedence.
     """
     spec = pod.spec or objects.PodSpec()
     labels = {f"{key}={value}" for key, value in pod.labels.items()}

@@ -22,9 +22,9 @@ from muster.service import logs
 
 _NAMESPACES: Final = "/apis/coordination.k8s.io/v1/namespaces"
 _RENEWALS: Final = 3
-"""The number of attempts within the duration of the Lease."""
+"""How many times the holder tries to renew the Lease within the Lease's duration."""
 _MARGIN: Final = 0.2
-"""The share of the duration by which the holder stops acting before the Lease expires."""
+"""How long before the Lease expires the holder stops acting, as a share of the duration."""
 _RELEASE_S: Final = 1.0
 
 
@@ -90,7 +90,7 @@ class Lease(leadership.Election):
             self._until = asked_at + self._duration_s * (1 - _MARGIN)
 
     async def _claim(self, lease: objects.Lease | None, timeout_s: float) -> int | None:
-        """Make this replica the holder of this or a new Lease; return its term, None on failure."""
+        """Write the Lease with this replica as holder; return the term, None on failure."""
         transitions = (lease.spec.lease_transitions or 0) if lease and lease.spec else 0
         is_renewal = lease is not None and lease.holder == self.name and self.term() is not None
         term = transitions if is_renewal else transitions + 1
@@ -147,7 +147,7 @@ class Lease(leadership.Election):
             return None
 
     def _note(self, answer: kubernetes_api.Answer) -> None:
-        """Log once when the Lease can no longer be read or renewed."""
+        """Log the first failure in a row to read or renew the Lease."""
         if answer.problem and not self._problem:
             logs.logger().warning("lease_unavailable", error=answer.problem)
         self._problem = answer.problem

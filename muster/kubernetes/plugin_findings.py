@@ -121,7 +121,11 @@ def _lost(
 def _none(
     facts: Facts, node: NodeFacts, resource: str, plugin: PluginPod
 ) -> Iterable[PluginFinding]:
-    """Yield a finding for a resource without devices, unless its plugin now serves another one."""
+    """Yield a finding for a resource without devices.
+
+    Plugins that register on demand are excepted, and plugins that offer another resource if
+    nothing shows that the node should offer this one.
+    """
     if plugin.plugin.registers_on_demand:
         return
     expected = _expected(facts, node, resource, plugin)
@@ -191,7 +195,7 @@ def _fewer(
 
 
 def _pod(facts: Facts, plugin: PluginPod) -> Iterable[PluginFinding]:
-    """Yield a finding for a plugin's pod that crashes repeatedly or is unready for long."""
+    """Yield a finding for a plugin's pod that restarts repeatedly or has been unready for long."""
     node = facts.nodes.get(plugin.pod.node_name)
     if node is not None and not node.is_settled:
         return

@@ -22,7 +22,7 @@ class Metadata(objects.Metadata, frozen=True):
 
     @property
     def deleted_at(self) -> datetime | None:
-        """Return when the object's grace period ends or ended; None if it was not deleted."""
+        """Return when the object's grace period ends or ended; None if it is not being deleted."""
         return objects.parse_time(self.deletion_timestamp)
 
     @property
@@ -93,7 +93,7 @@ class Pod(objects.Pod, frozen=True):
 
     @property
     def has_claims(self) -> bool:
-        """Return whether the pod has claims, listed in it or made for an extended resource."""
+        """Return whether the pod has claims, in its spec or created for an extended resource."""
         extended = self.status and self.status.extended_resource_claim_status
         return bool(self.spec and self.spec.resource_claims) or extended is not None
 
@@ -261,7 +261,7 @@ class DeviceSelector(objects.Object, frozen=True):
 
 
 class DeviceClassSpec(objects.Object, frozen=True):
-    """Which devices belong to a class, and the extended resource that may request them."""
+    """Which devices belong to a class, and the extended resource by which pods may request them."""
 
     selectors: tuple[DeviceSelector, ...] | None = None
     extended_resource_name: str = ""

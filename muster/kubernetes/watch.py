@@ -218,7 +218,7 @@ class Reflector(Generic[Shape, Kept]):
             logs.logger().info("kubernetes_api_available", path=self._path)
 
     async def _wait(self, answer: api.Answer) -> None:
-        """Log a problem once and wait, longer each time if the permission is missing."""
+        """Log the first failure in a row, and wait; wait longer while the permission is missing."""
         if not self.problem:
             error = answer.problem
             logs.logger().warning("kubernetes_api_unavailable", path=self._path, error=error)

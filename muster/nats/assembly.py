@@ -40,7 +40,7 @@ class Assembler:
     def add(self, event: codec.CloudEvent) -> codec.CloudEvent | None:
         """Return the event, or the inventory that this page completes; None if pages are missing.
 
-        A complete inventory has the id of its first page, and the position of its last.
+        A complete inventory has the id of page 0, and the position of the page that arrived last.
         """
         page = event.data
         if not isinstance(page, vocabulary.InventoryReported):

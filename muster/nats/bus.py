@@ -120,7 +120,7 @@ class Bus:
 
         An event that the server refuses is logged and dropped. Pass `event_id` if the fact has its
         own identity, so that a restarted producer repeats the event with the same id. `is_leader`
-        is called before every attempt; once it returns False, this function stops and returns
+        is called before every attempt; if it returns False, this function stops and returns
         False.
         """
         return await self._publish(event, next(self._sequence), event_id, is_leader)

@@ -32,7 +32,7 @@ _CLOSE_TIMEOUT_S: Final = 2
 _SHORT_REPLY: Final = 9
 _TAKEN_AT_ONCE: Final = 20
 _LOOKS: Final = 8
-"""How many times a waiting reader checks whether its client was closed."""
+"""How many times during its timeout a waiting reader checks whether its client was closed."""
 
 
 class TolerantClient(Client):

@@ -106,7 +106,7 @@ class Connection:
         self._changed = asyncio.Condition()
         self._subscriptions: list[tuple[str, Handler]] = []
         self._subscribed = 0
-        """How many of these subscriptions the current client already has."""
+        """How many of `_subscriptions` the current client already has."""
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
@@ -163,7 +163,7 @@ class Connection:
             await self._subscribe_missing()
 
     async def probe_connect(self, name: str, timeout_s: float) -> bool:
-        """Open and close a second connection under this name; return whether it opened."""
+        """Open and close a second connection with this client name; return whether it opened."""
         client = compat.TolerantClient()
         dial = _connect(
             client, self._url, name=name, allow_reconnect=False, error_cb=compat.ignore_error
@@ -174,7 +174,7 @@ class Connection:
             await compat.close(client)
 
     async def prepare(self, client: nats.aio.client.Client) -> None:
-        """Create missing streams and buckets again with `prepare`. Raises one of LOST."""
+        """Create missing streams and buckets again, if this process may. Raises one of LOST."""
         if self._prepare is not None:
             await self._prepare(client)
 
@@ -217,9 +217,9 @@ class Connection:
     async def _until_given_up(self, given_up: asyncio.Event) -> None:
         """Wait until the client is closed, or has been idle for so long that it must be replaced.
 
-        The first dial continues as long as attempts fail. Later, an unexpected error ends nats-py's
-        reconnection task without calling any callback (client.py, _attempt_reconnect, _close;
-        2.16).
+        During the first dial, failed attempts count as activity. Later, an unexpected error ends
+        nats-py's reconnection task without calling any callback (client.py,
+        _attempt_reconnect, _close; 2.16).
         """
         idle = attempts = 0
         while not given_up.is_set() and idle < _IDLE_CHECKS_MAX:

@@ -1,4 +1,4 @@
-"""Adapter: JetStream: removes consumers that only cost the server, or send messages elsewhere."""
+"""Adapter: JetStream: removes consumers that waste resources or push messages to wrong subjects."""
 
 import contextlib
 from typing import Final
@@ -16,11 +16,11 @@ _INBOX: Final = "_INBOX."
 
 
 async def sweep(client: Client) -> int:
-    """Remove consumers that would long outlive their readers or misdirect messages; count them.
+    """Remove costly and misdirected consumers; return how many were removed.
 
     nats-server allows 1,000 consumers for each stream in total (2.15), and a consumer may push the
     stream's messages to any subject of the account that somebody has subscribed to literally. A
-    replicated consumer takes some 200 kB of each server. Raises nats-py's errors.
+    replicated consumer takes some 200 kB on each server. Raises nats-py's errors.
     """
     removed = 0
     for stream in streams.FOLLOWED:
@@ -53,7 +53,7 @@ def _is_misdirected(config: api.ConsumerConfig) -> bool:
 
 
 def _is_costly(config: api.ConsumerConfig) -> bool:
-    """Return whether an ephemeral consumer is replicated, or stays long after its reader."""
+    """Return whether a consumer is ephemeral, and is replicated or long outlives its reader."""
     is_replicated = (config.num_replicas or 1) > 1
     stays = (config.inactive_threshold or 0) > _EPHEMERAL_S
     return not config.durable_name and (is_replicated or stays)

@@ -219,7 +219,7 @@ class HeartbeatBudget:
         return subscription.left >= 0
 
     def _judged(self, subscription: _Subscription) -> list[Excess]:
-        """Count how many times in a row a budget was used up early; return the noisy node."""
+        """Count how often in a row a budget was used up early; return the noisy node, if any."""
         period_s = self._limits.period_s
         if subscription.left > 0 or subscription.used_up_at - subscription.at > 2 * period_s:
             subscription.periods_over = 0

@@ -229,7 +229,7 @@ async def store(
 ) -> Stored:
     """Publish a message, without a time limit, until the stream has stored it.
 
-    `is_leader` is called before every attempt; once it returns False, attempts end. With
+    `is_leader` is called before every attempt; if it returns False, attempts end. With
     `is_queue`, a refusal is temporary (a full work queue has space later), and a stored message
     with the same `Nats-Msg-Id` counts as this message.
 

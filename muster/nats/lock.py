@@ -115,7 +115,7 @@ class Key:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """The lifetime of a claim, when it is renewed, and by how much the holder stops early."""
+    """The lifetime of a claim, when it is renewed, and how early its holder stops acting."""
 
     ttl_s: int
     renew_s: float
@@ -149,7 +149,7 @@ class Lock(leadership.Election):
         if unanswered_s <= self._timing.ttl_s:
             return None
         reason = self._error or "not queried yet"
-        return f"the lock has not answered for {unanswered_s:.0f} s: {reason}"
+        return f"the lock has been unreachable for {unanswered_s:.0f} s: {reason}"
 
     async def _keep(self) -> None:
         while True:

@@ -145,7 +145,7 @@ async def _claim(
     ttl_s: int,
     revision: int,
 ) -> tuple[streams.Claimed, bool]:
-    """Return the stored value, and whether it is a claim or absent.
+    """Try once to write a claim; return the stored value, and whether it is a claim or absent.
 
     Raises nats-py's errors: the value may or may not be stored then.
     """
@@ -185,7 +185,7 @@ _ACK_WAIT_S: Final = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One message; `number` is its sequence in the stream.
+    """One message of a work queue; `number` is its sequence in the stream.
 
     `done` removes the message, and returns when the server has confirmed this or is unreachable.
     `hold` reports that the message is still being processed: call it every `HOLD_S`.

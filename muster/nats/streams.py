@@ -193,7 +193,7 @@ class Claimed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """The usage of a stream or a bucket's stream; `away`: replicas that are offline or behind."""
+    """The usage of a stream or bucket; `away` are the replicas that are offline or behind."""
 
     name: str
     stored_bytes: int
@@ -204,7 +204,7 @@ class Usage:
 
     @property
     def share(self) -> float:
-        """Return the share in use; below 1.0, a message may still be too large for the rest."""
+        """Return the used share of `bytes_max`; a message may be too large even below 1.0."""
         return self.stored_bytes / self.bytes_max if self.bytes_max > 0 else 0.0
 
     @property
@@ -230,7 +230,7 @@ def stream_of(subject: str) -> Stream | None:
 
 
 def required(subject: str) -> Stream:
-    """Return the stream that stores a subject or filter; some stream must store it."""
+    """Return the stream that stores a subject or filter; there must be one."""
     stream = stream_of(subject)
     assert stream is not None, f"no stream stores {subject}"
     return stream
@@ -242,7 +242,8 @@ def early_eviction(stream: Stream, stored_bytes: int, oldest_age_s: float) -> st
         return ""
     return (
         f"{stream.name} has {stored_bytes / _MIB:.0f} of {stream.bytes_max / _MIB:.0f} MiB, and "
-        f"its oldest message is {oldest_age_s:.0f} s old; it should keep {stream.kept_min_s:.0f} s"
+        f"its oldest message is {oldest_age_s:.0f} s old; "
+        f"messages should stay for at least {stream.kept_min_s:.0f} s"
     )
 
 

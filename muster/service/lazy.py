@@ -23,7 +23,7 @@ class _Lazy(types.ModuleType):
 
 
 def make(name: str, *classes: str) -> None:
-    """Load a module when it is first used; until then it has empty `classes`.
+    """Load a module when it is first used; until then, its `classes` are empty stand-ins.
 
     Modules of a lazy package can be imported without the rest of the package. A module that is
     already loaded stays as it is. Raises ModuleNotFoundError.

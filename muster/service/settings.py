@@ -100,7 +100,7 @@ def parse(text: bytes, *, source: str) -> list[Any]:
 
 
 def only(documents: list[Any], shape: type[Settings], *, source: str, file: str = "") -> Any:
-    """Return the single document of a file, or of the ConfigMap that contains it.
+    """Return the only document of a file; of manifests, the configuration in a ConfigMap.
 
     If the manifests of several programs are given, the ConfigMap's file named `file` is used.
     Returns None for an empty file. Raises BadSettings for several documents, or for manifests
@@ -235,7 +235,7 @@ def _data(documents: list[dict[Any, Any]]) -> Iterator[tuple[str, str, str]]:
 def _overlay(
     tree: dict[Any, Any], prefix: str, environment: Mapping[str, str], problems: list[str]
 ) -> dict[str, str]:
-    """Apply the variables that start with `prefix` to the tree; return them by path."""
+    """Apply the variables that start with `prefix`; return their names by the path of the key."""
     variables: dict[str, str] = {}
     for variable, text in sorted(environment.items()):
         if not variable.startswith(prefix):

@@ -263,7 +263,7 @@ class ReceiversConfigured(facts.Event, frozen=True, kw_only=True):
     """The receivers (name and kind) of the leading notifier, which publishes them periodically.
 
     `refused` are the names of receivers that it skips because their settings are unusable.
-    `alerts` are its own alerts that fire: the notifier has no right to publish them as health does.
+    `alerts` are firing alerts that the notifier raises: it has no right to publish AlertChanged.
     """
 
     TYPE = "receivers.configured"

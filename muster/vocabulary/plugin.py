@@ -127,7 +127,7 @@ class Device(facts.Struct, frozen=True, kw_only=True):
     """A schedulable unit as the kubelet sees it. `reason` explains why it is not Healthy.
 
     `physical` is the uuid of the GPU or MIG device behind it, the same for all its replicas; empty
-    for anything else. One Device stands for `count` units that differ only in their ids; `id` is
+    for other devices. One Device stands for `count` units that differ only in their ids; `id` is
     the first.
     """
 
@@ -328,7 +328,7 @@ class Phase(enum.StrEnum):
 
 
 class ResourceBeat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """One resource in a heartbeat. Ages are the sender's monotonic seconds; -1 means never."""
+    """One resource in a heartbeat. Ages are in seconds on the sender's clock; -1 means never."""
 
     name: facts.Name = msgspec.field(name="r")
     registered_age_s: float = msgspec.field(name="reg", default=-1.0)
@@ -353,8 +353,7 @@ class ResourceBeat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     kubelet_away: bool = msgspec.field(name="awy", default=False)
     """Whether the resource is unregistered only because the kubelet is down or has just started."""
     extended: bool = msgspec.field(name="ext", default=True)
-    """Whether pods request the resource as an extended resource, listed in the node's allocatable.
-    """
+    """Whether it is an extended resource, so that the node's allocatable lists it."""
 
 
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
@@ -381,7 +380,7 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, g
     wall: float = msgspec.field(name="w", default=0.0)
     phase: Phase = msgspec.field(name="ph", default=Phase.SERVING)
     kubelet_socket: str = msgspec.field(name="ks", default="")
-    """`<inode>.<ctime>` of kubelet.sock at the last registration; empty before it."""
+    """`<inode>.<ctime>` of kubelet.sock at the last registration; empty before the first."""
     resources: tuple[ResourceBeat, ...] = msgspec.field(name="res", default=())
     checkers: Mapping[str, float] = msgspec.field(name="chk", default_factory=dict)
     """Seconds since each kind of check last succeeded."""

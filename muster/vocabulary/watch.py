@@ -57,10 +57,11 @@ class Watched(facts.Struct, frozen=True, kw_only=True):
 
     `name` is the resource (`nvidia.com/gpu`) or the driver (`gpu.nvidia.com`); the file name of the
     socket if neither is known. `socket` is a path below the kubelet's directory. `text` describes
-    the problem; it is empty if there is none. `expected` is configured or learned, `listed` counts
-    the devices that the kubelet offers to pods, and `allocated` those allocated to pods; None means
-    unknown. `process` and `pod` (its uid) are known only where the agent sees the node's processes.
-    `pods` are the first pods (`namespace/name`) that use its devices.
+    the problem; it is empty if there is none. `expected` is the configured or learned number of
+    devices, `listed` the number that the kubelet offers to pods, and `allocated` the number
+    allocated to pods; None means unknown. `process` and `pod` (its uid) are known only where the
+    agent sees the node's processes. `pods` are the first pods
+    (`namespace/name`) that use its devices.
     """
 
     name: facts.Name

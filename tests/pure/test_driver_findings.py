@@ -113,8 +113,8 @@ def test_claims_on_a_node_without_a_live_driver_are_an_error() -> None:
             level=Level.ERROR,
             name=DRIVER,
             node="a",
-            text=f"claims of {DRIVER} are used by 1 pod, but it has no Ready pod here: such pods "
-            "can neither restart nor terminate",
+            text=f"{DRIVER} has no Ready pod here, but its claims are used by 1 pod: pods with its "
+            "claims can neither restart nor terminate",
             evidence=("default/p",),
         )
     ]

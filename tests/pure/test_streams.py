@@ -113,5 +113,5 @@ def test_a_full_stream_with_a_young_oldest_message_removes_too_early(
     mib = full // 2**20
     assert streams.early_eviction(stream, full, short_s) == (
         f"{stream.name} has {mib} of {mib} MiB, and its oldest message is {short_s:.0f} s old; "
-        f"it should keep {stream.kept_min_s:.0f} s"
+        f"messages should stay for at least {stream.kept_min_s:.0f} s"
     )

@@ -391,7 +391,7 @@ async def test_pages_of_health_that_never_end_are_named_as_the_problem() -> None
         aiohttp.ClientSession(base_url=address) as client,
     ):
         async for _, data in changes(client):
-            if "ends before it" in data.get("problem", ""):
+            if "ends before that node" in data.get("problem", ""):
                 break
 
 

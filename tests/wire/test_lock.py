@@ -309,7 +309,7 @@ def test_a_lock_that_does_not_answer_is_a_problem_until_it_does(tmp_path: Path) 
                 with contextlib.suppress(nats.js.errors.NotFoundError):
                     await jetstream.delete_stream("KV_muster_tenure")
                 await asyncio.sleep(0.01)
-            assert re.fullmatch(r"the lock has not answered for 1 s: nats: .*stream.*", problem)
+            assert re.fullmatch(r"the lock has been unreachable for 1 s: nats: .*stream.*", problem)
             assert guest.link.problem() is None
             await on.link.prepare(await on.link.client())
             assert await held(a)

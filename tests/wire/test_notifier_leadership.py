@@ -138,7 +138,7 @@ def test_a_notifier_whose_lock_is_lost_reports_it_and_leads_again_once_it_is_bac
         link = pair.world.voice.link
         client = await link.client()
         events = b""
-        while not events.startswith(b"the lock has not answered for 1 s: nats: "):
+        while not events.startswith(b"the lock has been unreachable for 1 s: nats: "):
             # its owner makes it anew when it looks
             with contextlib.suppress(nats.js.errors.NotFoundError):
                 await client.jetstream().delete_stream("KV_muster_tenure")

@@ -52,7 +52,7 @@ class Role(enum.StrEnum):
 CENTRAL: Final = (Role.HEALTH, Role.LABELER, Role.NOTIFIER, Role.CONSOLE, Role.ADMIN)
 """The roles with a single user."""
 ADDED: Final = ("readers", "labelers", Role.CONSOLE.value)
-"""Keys that the first version did not have; an older installation gets each of them."""
+"""Keys that were added after the first version; older installations get those that they lack."""
 ANSWER: Final = "answer"
 CHANGEABLE: Final = (ANSWER, *Role)
 """The keys in daily use, each of which can be replaced: the accounts name them."""
@@ -83,7 +83,7 @@ class Keys:
     readers: nkeys.Key
     labelers: nkeys.Key
     gate: str
-    """The only user of the account AUTH."""
+    """The public key of the only user of the account AUTH."""
     answers: Sequence[str]
     """The keys with which the gate may sign its answers."""
     roles: Mapping[Role, Sequence[str]]
@@ -134,7 +134,7 @@ def derive(ring: Keyring, *, random: Random, at: float) -> dict[str, str]:
 
 
 def owner(role: Role) -> str:
-    """Return the name of the account of a role's users."""
+    """Return the name of the account that a role's users belong to."""
     owners = {Role.NODE: "plugins", Role.READER: "readers", Role.LABELER: "labelers"}
     return owners.get(role, "muster")
 
@@ -166,9 +166,9 @@ def user(
 ) -> Claims:
     """Return the claims of the user `name`, which a key of the user's role must sign.
 
-    If a role has a single user, the user has the name of the role. A user with a scope must not
-    have its own rights. `plugins` are additional names that a node's plugins may use besides
-    `permissions.PLUGIN`.
+    If a role has a single user, the user has the name of the role. The token must not list
+    rights, because the scope of the signing key defines them. `plugins` are names that a node's
+    plugins may use besides `permissions.PLUGIN`.
     """
     nats: Claims = {"type": "user", "version": _VERSION, "issuer_account": account}
     claims: Claims = {"sub": public, "name": name, "nats": nats}
@@ -180,7 +180,7 @@ def user(
 
 
 def user_with_rights(grant: permissions.Grant, public: str, *, until: float) -> Claims:
-    """Return a user's claims for a NATS that uses passwords and the gate, but no scopes.
+    """Return a user's claims for a nats-server that uses passwords and the gate, but no scopes.
 
     The account is named as the audience (server/auth_callout.go; 2.15).
     """

@@ -75,7 +75,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """The content of an existing part in the cluster; `version` is the value of its annotation."""
+    """The content of an existing part in the cluster; `version` is its annotation `VERSION`."""
 
     data: Mapping[str, str]
     version: str | None = None
@@ -125,7 +125,7 @@ class Wanted:
 
     @property
     def needed(self) -> tuple[Part, ...]:
-        """The objects derived from the keys that NATS, the gate and the services need to start."""
+        """The objects that NATS, the gate and the services need to start; derived from the keys."""
         return (*self.signed, *map(self.credentials, _NEEDED))
 
     @property
@@ -280,7 +280,7 @@ def _plan_keys(wanted: Wanted, existing: Existing) -> tuple[Step, ...]:
 
 
 def _is_of_owner(role: accounts.Role, credentials: Stored, seeds: Stored) -> bool:
-    """Return whether credentials are of the account that owns their role now."""
+    """Return whether credentials belong to the account that now owns their role."""
     account = ring(seeds)[accounts.owner(role)][0].public
     return nkeys.read_creds(credentials.data["nats.creds"]).account == account
 
@@ -334,9 +334,9 @@ def _check_pem(text: str) -> None:
     """Raise ValueError, without quoting the text, unless it is PEM with valid base64 content."""
     blocks = _PEM.findall(text)
     if not blocks:
-        raise ValueError("no PEM")
+        raise ValueError("not PEM")
     for _, content in blocks:
         try:
             base64.b64decode("".join(content.split()), validate=True)
         except ValueError:
-            raise ValueError("no PEM: its content is not base64") from None
+            raise ValueError("not PEM: its content is not base64") from None

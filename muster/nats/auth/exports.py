@@ -34,7 +34,7 @@ def imported(account: nkeys.Key, shared: Claims, *, to: str = "") -> Claims:
 
 
 def imported_requests(muster: nkeys.Key, account: str) -> list[Claims]:
-    """Return the imports of the requests to JetStream that `account` may make in muster's."""
+    """Return the imports by which `account` may send requests to JetStream in muster's account."""
     return [
         imported(muster, service(request), to=permissions.local_subject(request).replace("*", "$1"))
         for request in permissions.imported_requests(account)

@@ -98,7 +98,7 @@ class Key:
         return _text(_seed_prefix(self.kind) + self._secret)
 
     def sign(self, message: bytes) -> bytes:
-        """Return the 64 bytes of a signature."""
+        """Return the signature of a message: 64 bytes."""
         return self._private.sign(message)
 
 
@@ -236,7 +236,7 @@ class _User(msgspec.Struct, frozen=True):
 class Credentials(msgspec.Struct, frozen=True):
     """A user's token, and the seed of the key that proves its ownership.
 
-    `account` is the public key of the user's account; empty if that account itself has signed.
+    `account` is the public key of the user's account; empty if that key signed the token.
     """
 
     jwt: str

@@ -27,13 +27,13 @@ READING: Final = (READERS, LABELER)
 """The accounts that import requests to JetStream."""
 API: Final = "$JS.API"
 IMPORTED_API: Final = "$JS.muster.API"
-"""The prefix of these requests: that of the JetStream domain `muster`."""
+"""The prefix of these requests in those accounts, as in a JetStream domain `muster`."""
 MANY_ANSWERS: Final = ".CONSUMER.MSG.NEXT."
-"""A part of those requests that JetStream answers with several messages."""
+"""Part of the subject of requests that JetStream answers with several messages."""
 LABELS: Final = "muster.label.>"
 HEARTBEATS: Final = "muster.heartbeat.>"
-"""Readers get these through a service, too: nats-server does not export as a stream what an account
-got through a service (server/client.go, processMsgResults; 2.15)."""
+"""Readers import these as a service, too: nats-server does not export as a stream what an account
+received through a service (server/client.go, processMsgResults; 2.15)."""
 READER_PAYLOAD_MAX: Final = 16_384
 READER_SUBSCRIPTIONS_MAX: Final = 20
 """Limits for each connection of a reader. A request for a consumer with thousands of filters would
@@ -110,11 +110,11 @@ class Grant:
     subscribe_denied: tuple[str, ...] = ()
     account: str = ACCOUNT
     answers: bool = False
-    """Whether the user may answer a request once, on any reply subject, within ANSWER_S."""
+    """Whether the user may answer each request once, on any reply subject, within ANSWER_S."""
 
 
 def inbox(user: str) -> str:
-    """Return the inbox prefix of a user: `_INBOX` and the user's own token."""
+    """Return the inbox prefix of a user: `_INBOX.<user>`, or `_INBOX` without a user."""
     return f"_INBOX.{re.sub('[^A-Za-z0-9_-]', '_', user)}" if user else "_INBOX"
 
 
@@ -238,7 +238,7 @@ def api(user: str) -> str:
 
 
 def imported_requests(account: str) -> tuple[str, ...]:
-    """Return the subjects in muster's account of the JetStream requests that an account imports."""
+    """Return the JetStream requests that an account imports, as subjects of muster's account."""
     if account == LABELER:
         return _follows()
     letters = streams.DEAD_LETTERS.name
@@ -383,7 +383,7 @@ def _holds(lock: streams.Bucket) -> tuple[str, ...]:
 
 
 def _keeps_streams() -> tuple[str, ...]:
-    """Return the rights to create, change and clean up streams, but not to remove them.
+    """Return the rights to create and change streams, and to list and remove their consumers.
 
     Only one role has these rights: a stream's configuration determines what it accepts and for how
     long.

@@ -140,7 +140,7 @@ def accounts_conf(grants: Iterable[Grant]) -> str:
 
 
 def _request_exports() -> str:
-    """Return what muster's account exports to accounts that read: requests to JetStream."""
+    """Return further exports of muster's account: JetStream requests and label events."""
     lines = [f'      {{service: "{LABELS}", accounts: [{LABELER}]}}\n']
     for request in permissions.imported_requests(READERS):
         kind = "response: stream, " if permissions.MANY_ANSWERS in request else ""
