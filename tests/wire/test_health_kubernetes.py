@@ -284,7 +284,7 @@ def test_pods_of_a_plugin_without_a_daemonset_in_the_settings_are_no_problem(
         answer = await local.answer(replace(QUERY, plugin="local"))
         assert answer == signals.Facts(exists=False)
         other = await local.answer(QUERY)
-        problem = "pods of device-plugin: not in the settings (cluster.plugins)"
+        problem = "pods of device-plugin: the plugin is not in the settings (cluster.plugins)"
         assert other == signals.Facts(exists=False, problem=problem)
         await watcher.queries.close()
 

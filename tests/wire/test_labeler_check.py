@@ -206,12 +206,26 @@ UNLABELLED = f"no label {KEY}: expected"
         ),
         (
             [node(labels={GFD: "NVIDIA-A100-SXM4-40GB-MIG-1g.5gb"})],
-            [("GPU007", "info", "a", "MIG partitions are not whole GPUs: not labelled")],
+            [
+                (
+                    "GPU007",
+                    "info",
+                    "a",
+                    "MIG partitions are not whole GPUs, so muster does not label the node",
+                )
+            ],
             0,
         ),
         (
             [node(labels={GFD: "GRID-A100X-40C"})],
-            [("GPU007", "info", "a", "virtual GPUs are not whole GPUs: not labelled")],
+            [
+                (
+                    "GPU007",
+                    "info",
+                    "a",
+                    "virtual GPUs are not whole GPUs, so muster does not label the node",
+                )
+            ],
             0,
         ),
         (

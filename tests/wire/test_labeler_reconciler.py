@@ -395,7 +395,7 @@ def test_a_restored_permission_is_noticed_and_a_contested_label_is_left_alone(
         (http,) = [labeler.addresses["http"] for labeler in made.labelers]
         async with aiohttp.ClientSession() as session, session.get(f"{http}/state") as answer:
             reason = (await answer.json())["nodes"]["node-a"]["reason"]
-        assert reason == "written 10 times within a minute: another writer undoes this"
+        assert reason == "labels written 10 times within a minute: another writer changes them back"
         assert made.log().count("label_overwritten_repeatedly") == 1
 
     play(story, tmp_path)

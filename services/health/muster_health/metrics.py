@@ -28,7 +28,7 @@ HEARTBEATS: Final = metrics.counter(
 )
 EVENTS_STALE: Final = prometheus_client.Counter(
     "muster_health_events_stale_total",
-    "Events ignored because a newer one of their plugin had arrived.",
+    "Events ignored because a newer event of the same plugin had arrived.",
 )
 PROBES: Final = metrics.counter(
     "muster_health_probes_total",

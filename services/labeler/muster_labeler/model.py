@@ -72,7 +72,7 @@ class Node:
     def has_accelerators(self) -> bool:
         """Return whether resources or PCI labels show accelerators.
 
-        A resource at 0 of 0 does not: it remains on a node after its plugin is removed.
+        A resource at 0 of 0 does not count: it remains on a node after its plugin is removed.
         """
         is_counted = any(
             self.capacity.get(name, 0) or self.allocatable.get(name, 0)

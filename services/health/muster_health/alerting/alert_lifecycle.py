@@ -63,7 +63,7 @@ class AlertLifecycle:
         may_open: MayOpen,
         why_ended: WhyEnded,
     ) -> tuple[float | None, list[alerts.Alert]]:
-        """Decide what to publish; return the next time to evaluate, if any, and delayed alerts."""
+        """Decide what to publish; return when to evaluate again (or None), and delayed alerts."""
         due: list[float] = []
         held: list[alerts.Alert] = []
         present = {alert.key: alert for alert in wanted}
@@ -92,7 +92,10 @@ class AlertLifecycle:
         self.published = _NONE
 
     def recovery(self, key: alerts.Key) -> tuple[float, float] | None:
-        """Return when a problem ended, and until when its alert is kept open; None if it is not."""
+        """Return when an alert's problem ended, and until when the alert is kept open.
+
+        None if the problem has not ended, or no alert about it is open.
+        """
         history = self._history.get(key)
         if history is None or history.cleared_at is None:
             return None
@@ -133,7 +136,7 @@ class AlertLifecycle:
     def _update_due(self, alert: alerts.Alert, due: float, now: float) -> float:
         """Return when an alert may be updated; if that is now, count the update.
 
-        Each update stores all alerts of the plugin, so all of them share one rate.
+        Each update stores all alerts of the plugin, so all of them share one rate limit.
         """
         if now < due or alert.kind in alerts.OF_FLEET:
             return due

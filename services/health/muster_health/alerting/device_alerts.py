@@ -21,6 +21,7 @@ Group = tuple[AlertKind, str]
 _WHY_MAX: Final = 300
 _FIRST_MAX: Final = 140
 _PODS_MAX: Final = 8
+_COMPLETE: Final = "the expected number of devices is present again"
 _SAVED_MAX: Final = 128
 """The maximum number of devices saved per group; nodes have fewer GPUs and MIG devices."""
 _KIND_OF: Final = {
@@ -106,7 +107,7 @@ class DeviceFaults:
                 self._own.counts[where] = len(self.by_group.get(where, ()))
 
     def known(self) -> tuple[snapshot.KnownFault, ...]:
-        """Return the faults to save; there is a limit, because every event saves all of them.
+        """Return the faults to save; their number is limited, because each save writes all of them.
 
         After a restart, the next inventory and heartbeat report the omitted faults again.
         """
@@ -165,9 +166,9 @@ class DeviceFaults:
         return changed
 
     def settle(self, lacks: Callable[[str], bool]) -> bool:
-        """End the faults of unlisted devices; return whether any fault ended.
+        """End the faults of devices that the inventory no longer lists; return whether any ended.
 
-        The faults remain while devices of the resource are missing (`lacks`).
+        These faults remain while their resource has too few devices (`lacks`).
         """
         if not self._faults.unlisted:
             return False
@@ -184,7 +185,7 @@ class DeviceFaults:
 
     @property
     def _own(self) -> _Faults:
-        """Return the faults as an object that may be changed."""
+        """Return the faults as an object that this plugin does not share, so it may be changed."""
         if self._faults is _NONE:
             self._faults, self.has_any = _Faults(), True
         return self._faults
@@ -207,7 +208,7 @@ class DeviceFaults:
         if short:
             self._own.short[resource] = _cut(short)
         elif self._own.short.pop(resource, None) is not None:
-            self._own.ended[AlertKind.DEVICES_SHORT, resource] = "as many devices as expected"
+            self._own.ended[AlertKind.DEVICES_SHORT, resource] = _COMPLETE
 
     def _set(self, group: Group, device: str, bad: Fault, *, holds: bool) -> bool:
         if holds:
@@ -278,7 +279,7 @@ def _bad(
 
 
 def _both(first: str, now: str) -> str:
-    """Return the first and the latest reason; the first contains the code to look up."""
+    """Return a text with the first reason, which may name an error code, and the latest reason."""
     first = first.partition(alerts.LATEST)[0]
     return first if now == first else f"{first[:_FIRST_MAX]}{alerts.LATEST}{now[:_FIRST_MAX]}"
 
@@ -342,7 +343,7 @@ def ended(faults: DeviceFaults, key: alerts.Key) -> tuple[vocabulary.Evidence, .
     slot, resource = key
     otherwise = "the plugin no longer reports the fault"
     if slot == AlertKind.DEVICES_SHORT:
-        otherwise = "the expected number of devices is present again"
+        otherwise = _COMPLETE
     why = faults.ended.get((AlertKind(slot), resource), otherwise)
     return (evidence.of("plugin", why),)
 

@@ -57,7 +57,7 @@ def cluster(answer: signals.Facts | None, resources: Iterable[str]) -> list[voca
 
 
 def kubelet(lease_age_s: float, *, is_ready: bool | None) -> list[vocabulary.Evidence]:
-    """Return the evidence in the node's lease and condition, which its kubelet writes."""
+    """Return the age of the node's lease, and whether the node is Ready, as evidence."""
     renewed = f"the kubelet renewed the node's lease {lease_age_s:.0f} s ago; it does so every 10 s"
     if is_ready is None:
         return [of("kubernetes", renewed)]
@@ -90,13 +90,13 @@ def stop_announced(
     reason: vocabulary.StopReason, return_s: float, *, is_own: bool
 ) -> vocabulary.Evidence:
     """Return the evidence of an announced stop; `is_own` means that the plugin gave `return_s`."""
-    setting = "" if is_own else " (by detection.maintenance_s)"
+    setting = "" if is_own else " (the setting detection.maintenance_s)"
     expected = f"expected back within {return_s:g} s{setting}"
     return of("plugin", f"announced a stop ({reason}); {expected}")
 
 
 def overdue(return_s: float, since: str) -> vocabulary.Evidence:
-    """Return the evidence that a planned stop takes too long; `since` describes its beginning."""
+    """Return the evidence that a planned stop takes too long; `since` is how it began."""
     return of("clock", f"not back {return_s:g} s after {since}")
 
 

@@ -6,7 +6,8 @@
 | 2nd                       | 30 s                             |          |
 | nth, from the 3rd on      | 30 s * 2^(n - 2), at most 15 min | flapping |
 
-The count restarts if the next failure comes later than after a whole window plus that time.
+The count restarts if the time since the last failure exceeds one window plus the healthy time in
+the table.
 """
 
 from dataclasses import dataclass

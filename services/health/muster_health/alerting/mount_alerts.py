@@ -162,7 +162,7 @@ def of(faults: MountFaults, *, node: str, at: datetime) -> Iterable[alerts.Alert
 
 
 def ended() -> tuple[vocabulary.Evidence, ...]:
-    """Return the evidence for the end of an alert: no mount has its fault any more."""
+    """Return the evidence for the end of an alert: no mount has this fault any more."""
     return (evidence.of("plugin", "the mounts work again, or have ended"),)
 
 

@@ -161,7 +161,11 @@ class PluginAlert:
         return True
 
     def may_open(self, others: alert_lifecycle.MayOpen) -> alert_lifecycle.MayOpen:
-        """Return a function that lets this alert open if permitted; `others` decides otherwise."""
+        """Return a function that decides whether an alert may open.
+
+        An alert about the plugin itself uses the permit that we hold, if any. In all other cases,
+        `others` decides.
+        """
 
         def may(key: alerts.Key) -> bool:
             if self._has_permit and is_of_plugin(key):
@@ -191,7 +195,7 @@ class PluginAlert:
             self._query.clock_stalled(seconds)
 
     def is_published_as(self, verdict: Verdict) -> bool:
-        """Return whether an alert of this verdict's severity is open, other than FLAPPING."""
+        """Return whether an open alert, other than FLAPPING, has the severity of this verdict."""
         kind = alerts.kind_of(verdict)
         return kind is not None and self._is_published(kind)
 
@@ -290,5 +294,5 @@ def of_plugin(published: Mapping[alerts.Key, alerts.Alert]) -> list[alerts.Alert
 
 
 def is_of_plugin(key: alerts.Key) -> bool:
-    """Return whether an alert is about a plugin itself, which has one slot for each severity."""
+    """Return whether an alert is about a plugin itself: its slot is then a severity."""
     return key[0] in _SLOTS

@@ -160,7 +160,7 @@ class PublishedState:
         may_open: alert_lifecycle.MayOpen,
         ask: Callable[[tuple[str, ...]], signals.AskCluster],
     ) -> tuple[list[signals.Output], list[alerts.Alert]]:
-        """Decide what to publish; return the queries to send first, and the alerts that wait."""
+        """Decide what to publish; return the queries to send first, and the delayed alerts."""
         self._stamp(now, at)
         self.is_dirty, self.look_due = False, None
         self._follow_verdict(standing, at)

@@ -7,8 +7,8 @@
 | alert   | alert, with the new text  | none: the alert is resolved               |                |
 
 The wait leaves time to correct the file. Heartbeats override events, because an event may be lost:
-a heartbeat contains the hash of the active configuration, and a process that has started since has
-accepted its configuration.
+a heartbeat contains the hash of the active configuration, and a process that started after the
+refusal has accepted its configuration.
 """
 
 from collections.abc import Iterable

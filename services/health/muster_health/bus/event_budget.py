@@ -1,7 +1,7 @@
 """Pure: limits the events read per node; beyond the limit, only the newest per subject is read.
 
-An event over the budget is neither decoded nor handled, so one node's events do not delay the
-others'. A moment later, the newest event of each of the node's subjects is read: a snapshot
+An event over the budget is neither decoded nor handled, so one node's events do not delay those
+of other nodes. A moment later, the newest event of each of the node's subjects is read: a snapshot
 supersedes the changes before it.
 """
 
@@ -19,7 +19,7 @@ After an outage, each plugin sends up to 1,000 buffered events (`bus.QUEUE_MAX`)
 """
 _AGAIN_S: Final = 2.0
 _NOISY_S: Final = 5.0
-"""How long a node must exceed its budget to count as noisy; a backlog is read sooner."""
+"""How long a node must exceed its budget to count as noisy; reading a backlog takes less time."""
 _NODES_MAX: Final = 1_000
 _NODE_WORD: Final = 2
 
@@ -52,7 +52,7 @@ class EventBudget:
         return False
 
     def due(self, now: float) -> tuple[list[str], list[limits.NodeNoisy]]:
-        """Return the tokens of the nodes to read again, and the noisy nodes."""
+        """Return the nodes to read again, as tokens of subjects, and the noisy nodes."""
         tokens: list[str] = []
         noisy: list[limits.NodeNoisy] = []
         for token, skipped in list(self._skipped.items()):

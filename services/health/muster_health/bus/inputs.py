@@ -94,7 +94,7 @@ class Inputs:
                 await self.put(_report(event, position=event.position))
 
     async def _follow_inventories(self) -> None:
-        """Put the newest inventory of each plugin into the inbox, then each new one.
+        """Put the newest inventory of each plugin into the inbox, then each new inventory.
 
         Every process reads all inventories, because no position in their stream is saved.
         """

@@ -34,8 +34,9 @@ _OF_SERVERS: Final = ("lameduck", "shutdown")
 SUBJECTS: Final = f"{_PREFIX}>"
 """The subjects of advisories in muster's account; docs/health.md shows the configuration.
 
-A consumer of a reader can push messages only to a subject without wildcards that somebody has
-subscribed to (nats-server, server/consumer.go; 2.15).
+Because of the wildcard, no reader can forge advisories: a reader's consumers can push messages only
+to a subject to which somebody has subscribed without a wildcard (nats-server, server/consumer.go;
+2.15).
 """
 
 _LEAF: Final = "Leafnode"

@@ -45,7 +45,7 @@ async def publish_ticks(
     """Publish a tick when we begin to lead, and then every `interval_s` while we lead.
 
     `is_detector_leading` returns whether the detector has learned that it leads in this term.
-    While `is_blind`, because events cannot be read, no tick is published.
+    While events cannot be read (`is_blind`), no tick is published.
     """
     clock = asyncio.get_running_loop().time
     ticked_term: int | None = None
@@ -76,7 +76,7 @@ async def watch_publishing(
 ) -> None:
     """Notify people, without using NATS, when publishing is stuck and when it works again.
 
-    While health is disconnected from NATS, the detector's own alarm replaces this one.
+    While health is disconnected from NATS, this sends nothing: the detector raises its own alarm.
     """
     is_notified = False
     while True:

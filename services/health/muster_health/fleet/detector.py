@@ -108,7 +108,7 @@ class Detector(effects.Fleet):
         return self._fleet.position
 
     def nodes(self) -> tuple[int, Collection[str]]:
-        """Return all known nodes, and a number that changes whenever they do."""
+        """Return a number that changes when a node is added or removed, and all nodes."""
         return self._registry.version, self._registry.nodes.keys()
 
     def fleet_alerts(self) -> tuple[vocabulary.AlertChanged, ...]:

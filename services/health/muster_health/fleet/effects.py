@@ -27,7 +27,7 @@ _WATCHED_GONE: Final = "the agent on the node reports that it was removed as pla
 
 
 class Fleet:
-    """All plugins and the checks across them; `at_zero` is UTC at second 0 of `now`'s clock."""
+    """All plugins, and the checks across plugins; `at_zero` is UTC at second 0 of `now`'s clock."""
 
     def __init__(
         self,

@@ -78,7 +78,8 @@ class FleetAlerts:
         failure = over.failure
         back = failure.peak - len(over.left)
         seconds = now - failure.began_at
-        text = f"{back} of {failure.peak} plugins had recovered or a verdict after {seconds:.0f} s"
+        text = f"{back} of {failure.peak} plugins had recovered or had a verdict "
+        text += f"after {seconds:.0f} s"
         left = f"; the other {len(over.left)} are now diagnosed one by one" if over.left else ""
         self._ended = (evidence.of("health", text + left),)
 
@@ -161,9 +162,9 @@ class FleetAlerts:
         summary = f"{peak} of {plugins} plugins {manners} at the same time; in common: {common}"
         most_s = suspension.most_s(self._context.settings)
         text = (
-            f"{peak} suspected; each verdict is suspended for at most {most_s:g} s, then the "
-            "plugins are diagnosed in turn; earlier if the mass failure ends, or if the plugin's "
-            "pod or node is gone"
+            f"{peak} plugins were suspected; each verdict is suspended until the mass failure ends "
+            f"or the plugin's pod or node is gone, for at most {most_s:g} s; then the plugins are "
+            "diagnosed in turn"
         )
         yield alerts.Alert(
             kind=AlertKind.STORM,

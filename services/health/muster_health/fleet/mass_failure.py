@@ -77,7 +77,7 @@ class MassFailure:
     joined: Counter[str] = field(default_factory=Counter)
     """How often plugins of each node joined."""
     gone: set[str] = field(default_factory=set)
-    """The nodes whose pods are gone."""
+    """The nodes that are gone, or on which a member's pod is gone."""
 
     def fits(self, failure: steps.Failure) -> bool:
         """Return whether a plugin failed early enough, in the same manner, and shares the cause."""
@@ -172,7 +172,7 @@ class SuspectCounts:
             failure.gone.add(failure.members[key])
 
     def has_own_reason(self, key: str) -> bool:
-        """Return whether pods are gone on too few nodes for this to be the common failure."""
+        """Return whether a plugin is in a mass failure in which pods are gone on few nodes."""
         failure = self._member_of.get(key)
         return failure is not None and len(failure.gone) <= self._settings.storm_min
 

@@ -16,7 +16,7 @@ from muster_health.plugin import tracked_plugin, watched_plugin
 
 _WATCHED_PER_S: Final = 1 / 60
 _HELD_PER_NODE: Final = 4
-"""The maximum number of inventories held per node: they are large, and plugins are few."""
+"""The maximum number of inventories held per node: they are large, and nodes have few plugins."""
 _SELDOM_S: Final = 600.0
 _SELDOM_BURST: Final = 3
 
@@ -30,7 +30,7 @@ class Node:
     offers: Mapping[str, signals.Offer] | None = None
     bucket: pacing.TokenBucket | None = None
     watched_bucket: pacing.TokenBucket | None = None
-    """The alert rate limit for watched plugins: invented ones must not delay the node's own."""
+    """The limit on alerts about watched plugins: invented plugins must not delay other alerts."""
     seldom: pacing.TokenBucket | None = None
     """How many more alerts the node may open before it shares the limit for frequent alerts."""
     additions: pacing.TokenBucket | None = None
@@ -199,8 +199,8 @@ class Registry:
     ) -> tuple[list[tracked_plugin.TrackedPlugin], list[tracked_plugin.TrackedPlugin]]:
         """Record where a plugin is expected.
 
-        Returns its instances on nodes where it is newly expected or its data has changed, and then
-        those on nodes where it is no longer expected.
+        Returns two lists of its instances: on nodes where it is newly expected or has new data in
+        `nodes`, and on nodes where it is no longer expected.
         """
         before = self._expected.get(plugin, {})
         self._expected[plugin] = nodes

@@ -127,7 +127,7 @@ class Remediator:
         *,
         is_mass_failure: bool,
     ) -> list[signals.Output]:
-        """Once Kubernetes has answered, decide whether to restart a plugin; return the outputs."""
+        """Decide whether to restart a plugin, if Kubernetes has answered; return the outputs."""
         if plugin.key not in self._answered:
             return []
         self._answered.discard(plugin.key)
@@ -157,7 +157,7 @@ class Remediator:
         leader: int,
         at: datetime,
     ) -> list[signals.Output]:
-        """Return the event that reports the result."""
+        """Return the event that reports the result of a restart."""
         done = vocabulary.Remedy.DRY_RUN if self._is_dry else vocabulary.Remedy.ACTED
         outcome = vocabulary.Remedy.FAILED if result.error else done
         mere = "the pod would be deleted" if self._is_dry else "the pod was deleted"

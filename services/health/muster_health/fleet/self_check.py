@@ -50,7 +50,7 @@ class SelfCheck:
             self.alarm_due = now + self._settings.blind_s
 
     def alarm(self, now: float) -> list[signals.Output]:
-        """Raise an alarm once the disconnection has lasted long enough."""
+        """Return the alarm about a long disconnection, if that alarm is due now."""
         if self.alarm_due is None or self.alarm_due > now:
             return []
         self.alarm_due, self._alarmed = None, True

@@ -15,7 +15,7 @@ from muster_health.model import config, steps
 from muster_health.plugin import tracked_plugin
 
 SOON_S: Final = 0.05
-"""Delay before other plugins are evaluated, so that `tick` terminates."""
+"""Delay of an evaluation that another evaluation causes, so that `tick` terminates."""
 _CHECK_S: Final = 1.0
 _TURN_S: Final = 0.5
 _AT_ONCE: Final = 25
@@ -115,7 +115,7 @@ class Suspensions:
         self._to_ask: dict[str, float] = {}
         """The earliest time to query Kubernetes about each suspended plugin."""
         self._gone: dict[str, float] = {}
-        """When to resume each plugin whose pod is gone, unless too many others are gone by then."""
+        """When to resume each plugin whose pod is gone, unless pods of many nodes are gone then."""
         self._to_resume: dict[str, None] = {}
         self._turn_at = 0.0
         self._sizes: tuple[float, Mapping[str, int]] = -_SIZES_S, {}
@@ -163,7 +163,10 @@ class Suspensions:
     def turn(
         self, now: float
     ) -> tuple[list[tracked_plugin.TrackedPlugin], list[tracked_plugin.TrackedPlugin]]:
-        """End suspensions that are over; return the plugins to resume, and the plugins to query."""
+        """End suspensions that are over.
+
+        Returns the plugins to resume, and those about which Kubernetes must be queried.
+        """
         self._end(now)
         self._release_gone(now)
         for key in self._budget.spent(now):

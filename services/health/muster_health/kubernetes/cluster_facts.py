@@ -18,7 +18,7 @@ _GENERATION_ANNOTATION: Final = "deprecated.daemonset.template.generation"
 _OFFERS_MAX: Final = 64
 _REASON_MAX: Final = 40
 _KUBELET: Final = "/kubelet"
-"""The last part of the kubelet's directory, which k0s and others do not place below /var/lib."""
+"""The end of the path of the kubelet's directory: k0s, for example, uses /var/lib/k0s/kubelet."""
 _DEVICE_PLUGINS: Final = f"{_KUBELET}/device-plugins"
 _REGISTRY: Final = f"{_KUBELET}/plugins_registry"
 _MIRROR_ANNOTATION: Final = "kubernetes.io/config.mirror"
@@ -84,7 +84,7 @@ def offers(node: objects.Node) -> dict[str, signals.Offer]:
 
 
 def pod(shape: objects.Pod, *, current_revision: str) -> signals.Pod:
-    """Return the facts about a plugin's pod; `current_revision` is its DaemonSet's newest."""
+    """Return the facts about a pod; `current_revision` is the newest one of its DaemonSet."""
     states = [container.state for container in shape.container_statuses]
     waiting = [state.waiting.reason for state in states if state and state.waiting]
     return signals.Pod(
@@ -190,7 +190,7 @@ def _uids(shape: objects.Pod) -> tuple[str, str]:
 
 
 def _may_serve(shape: _PodWithVolumes, name: str, *more: str) -> bool:
-    """Return whether a pod that is not muster's mounts a directory where plugins create sockets.
+    """Return whether a pod mounts a directory for plugins' sockets; False for muster's own pods.
 
     Drivers and device plugins use different directories. A name with a slash is a device plugin's
     resource. `more` are further directories.

@@ -2,8 +2,9 @@
 
 A plugin belongs on the nodes where the DaemonSet controller would place its pod, or on the nodes
 with configured labels. The watches pass in the objects; `changes` returns only changes since its
-last call. A plugin counts as expected since the node and the DaemonSet both existed (by the API
-server's clock); if one of them changed later, since we saw that the node should run the plugin.
+last call. A plugin counts as expected from the time at which both the node and the DaemonSet
+existed (by the API server's clock). If one of them changed later, it counts from the time at which
+we saw that the node should run the plugin.
 """
 
 import math

@@ -34,13 +34,14 @@ _TEXT_MAX: Final = 2048
 _NAME_MAX: Final = 253
 
 Place = tuple[str, str]
-"""A node, and a resource or driver."""
+"""The names of a node, and of a resource or driver."""
 
 
 class ObservedPlugins:
     """Stores the last observations, so that temporary states are not passed on.
 
-    A finding is passed on if the previous round had it, too. Its end is passed on a single time.
+    A finding is passed on if the previous round had it, too. The end of a finding is passed on only
+    once.
     """
 
     def __init__(self) -> None:

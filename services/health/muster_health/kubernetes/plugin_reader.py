@@ -115,7 +115,10 @@ class PluginReader:
         *,
         query: Mapping[str, str] | None = None,
     ) -> list[Shape] | None:
-        """Return the kept objects; None if listing is forbidden or not served. Raises _Unread."""
+        """Return the results of `keep` for the objects at `path`, without None. Raises _Unread.
+
+        None if we may not list them, or if the API does not serve them.
+        """
         decoder = msgspec.json.Decoder(shape)
         kept: list[Shape] = []
         try:

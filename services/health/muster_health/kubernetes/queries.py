@@ -242,7 +242,7 @@ class ClusterQueries:
         return None
 
     async def _list_node(self, node: str, *, timeout_s: float) -> api.Answer:
-        """List all pods on a node, once fewer than `_LISTS_MAX` lists are running."""
+        """List all pods on a node; first wait until fewer than `_LISTS_MAX` lists are running."""
         parameters = {
             "fieldSelector": f"spec.nodeName={node}",
             "limit": str(_LIST_PODS_MAX),
@@ -383,7 +383,7 @@ def _is_absent(answer: api.Answer) -> bool:
 
 
 def _says_no_such_node(answer: api.Answer) -> bool:
-    """Return whether the API server reports a missing node, unlike a failing proxy's 404."""
+    """Return whether the API server says that a node is missing; not every 404 says that."""
     if _is_absent(answer):
         with contextlib.suppress(*api.UNREADABLE):
             return msgspec.json.decode(answer.body, type=_Status) == _NO_SUCH_NODE

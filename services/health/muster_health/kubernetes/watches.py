@@ -67,7 +67,7 @@ class ClusterWatcher:
         self._plugins = {plugin.plugin: plugin for plugin in settings.plugins}
         self._selectors: dict[str, str] = {}
         self._selector_changed = asyncio.Event()
-        """Replaced by a new event whenever a selector changes."""
+        """Set when a selector changes; a new event then replaces it."""
         self._nodes = watch.Reflector(
             api,
             "/api/v1/nodes",
@@ -200,13 +200,13 @@ class ClusterWatcher:
     def _locate_pods(self, plugin: str, node: str) -> queries.PodLocation | str:
         settings, selector = self._plugins.get(plugin), self._selectors.get(plugin)
         if settings is None:
-            return f"pods of {plugin}: not in the settings (cluster.plugins)"
+            return f"pods of {plugin}: the plugin is not in the settings (cluster.plugins)"
         if not settings.daemonset:
             return ""
         if selector is None:
             return (
                 f"pods of {plugin}: daemonset {settings.namespace}/{settings.daemonset} "
-                "is not known"
+                "is missing or not read yet"
             )
         return queries.PodLocation(
             namespace=settings.namespace,

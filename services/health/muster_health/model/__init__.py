@@ -2,5 +2,5 @@
 
 `signals` defines the inputs and outputs of the detector and the answers from Kubernetes, `steps`
 the inputs and decisions of one plugin, `alerts` an alert, `snapshot` the saved state of a plugin,
-`config` the settings, and `limits` why data of a node is not stored or read.
+`config` the settings, and `limits` the reasons for not storing or reading data.
 """

@@ -297,7 +297,7 @@ _SUMMARY: Final = {
     ),
     AlertKind.NODE_DOWN: "node {node} is down, and {plugin} with it",
     AlertKind.UNREACHABLE: "{plugin} on {node} works, but cannot be reached over NATS",
-    AlertKind.MISMATCH: "{node} offers other devices to pods than {plugin} has",
+    AlertKind.MISMATCH: "{node} offers pods other devices than {plugin} has",
     AlertKind.MISSING: "{plugin} on {node} is missing: it is expected, but has sent no heartbeat",
     AlertKind.DEGRADED: "{plugin} on {node} is degraded: it still works",
     AlertKind.FLAPPING: "{plugin} on {node} is flapping: it fails repeatedly",
@@ -317,7 +317,8 @@ _ADVICE: Final = {
     AlertKind.DEGRADED: "check the node's load and the health checker that the evidence names",
     AlertKind.DEVICE_UNHEALTHY: "move the pods that use it; look up the fault in the runbook",
     AlertKind.DEVICE_DEGRADED: "watch the device; plan a replacement",
-    AlertKind.DEVICE_UNMONITORED: "a fault would go unnoticed: find out why it cannot be monitored",
+    AlertKind.DEVICE_UNMONITORED: "find out why the device cannot be monitored; faults go "
+    "unnoticed until then",
     AlertKind.DEVICES_SHORT: "look for the missing devices: lspci, dmesg, cables",
     AlertKind.FUSE_MOUNT_HUNG: "find out why the program serving the mount hangs, then restart it",
     AlertKind.FUSE_DAEMON_DIED: "read the pod's log, then delete the pod so that it mounts again",
@@ -333,5 +334,5 @@ _ADVICE: Final = {
     "messages",
     AlertKind.STORM: "first look for a common cause: the network, NATS, a rollout, power; "
     "plugins that stay down get their own alerts later",
-    AlertKind.MORE_ALERTS: "run `muster status` to see all of them",
+    AlertKind.MORE_ALERTS: "run `muster status` to see all alerts",
 }

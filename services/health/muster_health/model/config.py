@@ -29,7 +29,7 @@ class Detection(msgspec.Struct, frozen=True, kw_only=True):
     restart_s: Seconds = 2.0
     """How long a plugin may take to reconnect after an unannounced disconnection."""
     lease_stale_s: sections.Period = 20.0
-    """A silent node whose lease is older than this is down; live nodes renew it every 10 s."""
+    """A silent node whose lease is older than this is down; kubelets renew leases every 10 s."""
     ready_s: Seconds = 22.0
     """How long a plugin with a Ready pod must be cut off to count as UNREACHABLE.
 
@@ -54,7 +54,7 @@ class Detection(msgspec.Struct, frozen=True, kw_only=True):
     recover_beats: Heartbeats = 3
     recover_s: sections.Period = 15.0
     hold_s: sections.Period = 30.0
-    """How long a plugin that failed before must stay healthy; doubled each time."""
+    """Healthy time required after a plugin's second failure; doubled after each later failure."""
     hold_max_s: sections.Period = 900.0
     flap_falls: Heartbeats = 3
     flap_window_s: sections.Period = 600.0
@@ -132,7 +132,7 @@ class Plugin(msgspec.Struct, frozen=True, kw_only=True):
         """Refuse a plugin without a way to select its nodes."""
         if not self.daemonset and not self.nodes:
             raise ValueError(
-                "name the plugin's daemonset, or the labels of the nodes it belongs on"
+                "set the plugin's daemonset, or the labels of the nodes where it should run"
             )
 
 
@@ -166,7 +166,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Leading(msgspec.Struct, frozen=True, kw_only=True):
-    """Leader election among replicas: how soon another one takes over when the leader is gone."""
+    """Leader election among replicas: how soon another replica leads when the leader is gone."""
 
     ttl_s: Annotated[int, msgspec.Meta(ge=1, le=60)] = 5
     renew_s: sections.Period = 1.5
@@ -181,7 +181,7 @@ class Leading(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OutOfBandAlarm(msgspec.Struct, frozen=True, kw_only=True):
-    """How people are notified without NATS: by an Event on our pod, and by a webhook."""
+    """How people are notified without NATS: by an Event about our pod, and by a webhook."""
 
     namespace: Annotated[str, msgspec.Meta(max_length=63)] = ""
     pod: Annotated[str, msgspec.Meta(max_length=253)] = ""

@@ -24,7 +24,7 @@ class Planned(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pod:
-    """A pod of the plugin: its name, why a container waits, and how a container last ended."""
+    """A pod of the plugin; `waiting` is why a container waits, `last_exit` how one last ended."""
 
     name: str
     uid: str
@@ -282,7 +282,7 @@ class ClockStalled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamsChecked:
-    """Health checked the streams; `early` names those that remove messages too early, and how."""
+    """Health checked the streams; `early` describes those that remove messages too early."""
 
     early: tuple[str, ...] = ()
 

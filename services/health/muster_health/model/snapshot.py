@@ -1,7 +1,7 @@
 """Pure: the saved state of one plugin, and its encoding.
 
 The state is stored when a verdict or an alert changes: first with the pending change, and again
-without it once the change is published. After a crash in between, the change is published again
+without it after the change is published. After a crash in between, the change is published again
 under the same event id; it is never lost. The encoded names are in the bucket and must not change,
 because another version may read them.
 """

@@ -29,7 +29,7 @@ plugin's devices.
 
 (1) With a small margin, because the node may have failed just before that heartbeat was due. The
 lease will soon be renewed or stale. There is no wait if the plugin's side closed its connection:
-the node was alive to do so. (2) A suspended process looks like one that is cut off from NATS until
+the node was still running. (2) A suspended process looks like one that is cut off from NATS until
 its readiness probes fail (its event loop answers those too), and a short network failure needs no
 action. So UNREACHABLE needs silence of at least `ready_s`. There is no wait if the plugin hung up:
 its own side closed the connection (Client Closed) while it was still sending heartbeats. A reset

@@ -346,7 +346,7 @@ class Liveness:
     def remaining_s(self, wait_s: float, waited_s: float) -> float:
         """Return the remaining seconds of a wait that a previous process began.
 
-        They suffice to reconnect and send a heartbeat, but are at most `wait_s`.
+        The result leaves time to reconnect and send a heartbeat, but is at most `wait_s`.
         """
         heard_s = self.context.settings.reconnect_s + self.timeout_s
         return min(wait_s, max(heard_s, wait_s - waited_s))

@@ -46,7 +46,7 @@ class Removal:
     """When to drop a plugin from tracking: never while it is expected or alive.
 
     `was_dropped` means that the plugin was expected on this node before. `has_no_pod` means that
-    the node has no pod of the plugin, by the last answer from Kubernetes.
+    the node has no pod of the plugin, according to the last answer from Kubernetes.
     """
 
     due: float | None = None

@@ -44,7 +44,7 @@ _NO_STREAM: Final = {
     True: "the kubelet has no ListAndWatch stream open",
     False: "the kubelet has not registered it",
 }
-"""Descriptions of a lost registration, for extended resources (True) and others (False)."""
+"""Descriptions of a lost registration, for extended resources (True) and drivers (False)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

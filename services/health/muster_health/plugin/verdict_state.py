@@ -235,8 +235,8 @@ class VerdictState:
     ) -> None:
         """Restore the state that a previous process saved.
 
-        The verdict has lasted for `waited_s`, according to the clocks of two machines. `is_overdue`
-        means that the alert about the plugin's overdue return is already firing.
+        `waited_s` is how long the verdict has lasted, measured with the clocks of two machines.
+        `is_overdue` means that the alert about the plugin's overdue return is already firing.
         """
         # a suspicion belongs to the replaced state; if it were kept, it would stay due for ever
         self.investigation.suspicion = None

@@ -96,7 +96,7 @@ class WatchedMachine(verdict_machine.VerdictMachine):
         """The number of the current query to Kubernetes; 0 if there is none."""
         self._attempts = 0
         self._is_away = True
-        """Whether nothing answered at the last observation, or there was none."""
+        """Whether nothing answered at the last observation; True before the first observation."""
         self._back_at: float | None = None
         """When the plugin first answered, or answered again after it was away."""
         self._ask_not_before = 0.0
@@ -185,7 +185,7 @@ class WatchedMachine(verdict_machine.VerdictMachine):
     def _is_contradicted(
         self, watched: vocabulary.Watched, offers: Mapping[str, signals.Offer] | None
     ) -> bool:
-        """Return whether the node keeps offering devices while the agent observes none.
+        """Return whether the node keeps offering devices, although the kubelet lists none.
 
         Without an agent, both numbers are from the node's status and differ only in age.
         """

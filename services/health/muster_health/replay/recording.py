@@ -251,9 +251,9 @@ class Recording:
 
     @property
     def restored(self) -> list[Episode]:
-        """The alerts in saved state, at their beginning; another process may have raised them.
+        """The alerts in saved state, as episodes without duration; any process may have sent them.
 
-        The kind of such an alert may have changed since its beginning.
+        The kind of these alerts may have changed after they began.
         """
         return [
             Episode(

@@ -211,7 +211,7 @@ class _TemplateSetting:
 def _template_settings(
     nodes: Iterable[model.Node], resource: str, commands: Commands, *, groups: Sequence[str] = ()
 ) -> list[_TemplateSetting]:
-    """Return the setting for each node group, from the nodes and the autoscaler's own list."""
+    """Return the setting for each node group, from the nodes and the autoscaler's `groups`."""
     settings: set[_TemplateSetting] = set()
     platforms = set()
     for node in nodes:

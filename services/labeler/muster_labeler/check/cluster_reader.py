@@ -76,7 +76,7 @@ class FullNode:
 
 @dataclass(frozen=True, slots=True)
 class FullPod:
-    """A pod for the fuse check (`pod`) and the plugin check (`raw`); None if a check ignores it."""
+    """A pod as the fuse check (`pod`) and the plugin check (`raw`) need it; None if not needed."""
 
     pod: model.Pod | None
     raw: plugin_objects.Pod | None
@@ -138,7 +138,7 @@ class ClusterReader:
         )
 
     async def plugin_objects(self, path: str, shape: type[Raw]) -> list[Raw] | None:
-        """Return objects that may be absent or hidden, such as claims; None if unreadable."""
+        """Return all objects of a kind that the API may not serve or show; None if unreadable."""
         return await self._all(path, shape, lambda raw: raw, is_optional=True)
 
     async def own_pods(self, namespace: str) -> list[objects.Pod]:

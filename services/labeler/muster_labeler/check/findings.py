@@ -38,7 +38,7 @@ class Scope(enum.StrEnum):
 class Id(enum.StrEnum):
     """The ids of all findings; an id is never reused.
 
-    ACCESS: permission to read something is missing; UNREAD: reading it failed.
+    ACCESS: permission to read something is missing; UNREAD: reading failed for another reason.
     """
 
     GPU001 = "GPU001"
@@ -136,7 +136,7 @@ def finding(  # the fields that every finding has
     docs: str = CHECK_DOCS,
     is_safe: bool = False,
 ) -> Finding:
-    """Return a finding about an object; its id decides its scope."""
+    """Return a finding about an object; `id_` decides the scope of the finding."""
     return Finding(
         id=id_,
         severity=severity,
@@ -174,7 +174,7 @@ class Exit(enum.IntEnum):
 
 
 class Commands(msgspec.Struct, frozen=True, kw_only=True):
-    """Builds commands that reach the checked cluster, with the same options.
+    """Builds commands for the checked cluster, with the options by which the check reached it.
 
     `aliases` is a file of reviewed names; `namespace` is muster's namespace, None for the default.
     """

@@ -156,7 +156,7 @@ def _forget(node: str, resource: str, commands: Commands) -> str:
 def _runtimes(
     annotated: Sequence[model.Pod], nodes: Mapping[str, model.Node], commands: Commands
 ) -> Iterable[Finding]:
-    """Report runtimes unable to add a device by annotation, if a pod requests one that way."""
+    """Report runtimes that may ignore the annotation with which a pod requests a device."""
     for name in sorted({pod.node for pod in annotated if pod.node in nodes}):
         runtime = nodes[name].runtime
         nri = nri_of(runtime)

@@ -215,12 +215,12 @@ def _uncertain(status: LabelStatus, apply: _Apply) -> Finding:
 
 def _partitioned(status: LabelStatus, commands: Commands) -> Finding:
     what = "MIG partitions" if status.state is LabelState.MIG else "virtual GPUs"
-    label = f"; labelled {status.current} nevertheless" if status.current else ""
+    label = f"; its label is {status.current}" if status.current else ""
     return findings.finding(
         Id.GPU007,
         Severity.WARN if status.current else Severity.INFO,
         status.node.name,
-        f"{what} are not whole GPUs: not labelled{label}",
+        f"{what} are not whole GPUs, so muster does not label the node{label}",
         evidence=_claims_of(status),
         command=_show(status.node.name, commands),
         docs="docs/labeler.md",

@@ -46,19 +46,19 @@ class Allowed:
     Parameters
     ----------
     allow_unknown
-        Also names that are guessed from an unknown product.
+        Also write names that are guessed from an unknown product.
     force_ambiguous
-        Also names that depend on an unknown memory size.
+        Also write names that depend on an unknown memory size.
     from_instance_type
-        Also names that are inferred from the instance type.
+        Also write names that are inferred from the instance type.
     overwrite
-        Also labels that another manager owns; the old value is recorded.
+        Also overwrite labels that another manager owns; the previous value is recorded.
     partial
-        Also if some GPU nodes remain without a label.
+        Also write labels if some GPU nodes remain without one.
     unheard
-        Also if the reports of agents or DRA could not be read.
+        Also write labels if the reports of agents or DRA could not be read.
     simulated
-        Also nodes whose GPUs are simulated.
+        Also label nodes whose GPUs are simulated.
 
     """
 

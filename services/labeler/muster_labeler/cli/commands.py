@@ -98,8 +98,8 @@ def _label_gpus(
     dry_run
         Only print the plan, which is the default.
     features
-        Write the labels of the given `--node` into this file for node-feature-discovery; `-` is
-        standard output.
+        Write the labels of the node that `--node` names into this file for node-feature-discovery;
+        `-` is standard output.
 
     """
     from muster_labeler.cli import label_gpus as command  # noqa: PLC0415  # a command imports what it needs when it is called
@@ -188,7 +188,7 @@ def _gpu_name(
     product
         The product name that nvidia-smi, NVML, GPU feature discovery or DRA report.
     memory_mib
-        Its measured memory.
+        The measured memory of the GPU, in MiB.
     mig
         The GPU is partitioned.
     json

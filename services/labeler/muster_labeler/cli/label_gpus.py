@@ -176,7 +176,7 @@ async def _write_all(
         _print_result(request, rows, [], {})
         return Exit.PROBLEMS if is_refused else Exit.FINE
     if not request.is_writing:
-        how = "run it without --dry-run" if is_unlabelling else "--apply writes them"
+        how = "run the command without --dry-run" if is_unlabelling else "--apply writes them"
         output.warn(
             request.command, f"{wording.counted(len(work), 'node')} would be written; {how}"
         )

@@ -330,7 +330,7 @@ class _Cluster:
                 yield volume.metadata.name
 
     async def _all(self, path: str, shape: type[Shape], label: str = "") -> AsyncIterator[Shape]:
-        """Yield the objects of a kind; none without the kind. Raises kubernetes_api.Refused."""
+        """Yield all objects at a path; none if it is not served. Raises kubernetes_api.Refused."""
         query = {"labelSelector": label} if label else {}
         try:
             async for page in self._api.pages(path, query=query, timeout_s=self._timeout_s):

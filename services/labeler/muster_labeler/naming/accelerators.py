@@ -68,7 +68,7 @@ class Reason(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """A label value or None, and why; `is_shared` if the product string names a shared GPU."""
+    """A label value or None, with the reason; `is_shared` if the product is a shared GPU."""
 
     value: str | None
     reason: Reason
@@ -79,7 +79,7 @@ class Name:
 class _Words:
     """A product: the words of its model, whether it is a Quadro, and its memory.
 
-    `memory_mib` is measured, else the number in the product string; None if neither is known.
+    `memory_mib` is the measured size, or else that in the product string; None if both are missing.
     """
 
     core: tuple[str, ...]

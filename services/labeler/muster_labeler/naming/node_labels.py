@@ -139,8 +139,8 @@ def provenance(
 def covering_scheme(statuses: Sequence[LabelStatus]) -> str | None:
     """Return the key of another scheme that makes SkyPilot's own label unnecessary, if any.
 
-    It names every GPU node with certainty, and no node has SkyPilot's label, which on only some
-    nodes would hide the others.
+    That scheme names every GPU node with certainty. The result is None if any node has SkyPilot's
+    own label: on only some nodes, that label hides the other nodes.
     """
     if not statuses or any(status.current is not None for status in statuses):
         return None

@@ -190,7 +190,7 @@ class Fleet:
     ) -> bool:
         """Store a decision that was carried out; return whether to publish it.
 
-        A write is always published; a suggestion or a refusal only once until the decision changes.
+        A write is always published; a suggestion or a refusal is not published twice in a row.
         A node that waits is retried for the same `cause`. A refusal that `is_retriable`, such as a
         missing permission, is retried less often.
         """

@@ -46,7 +46,9 @@ _WAITING = prometheus_client.Gauge(
 _WRITES_MAX: Final = 10
 _WRITES_PERIOD_S: Final = 60.0
 _CHANGES_OFTEN: Final = "its plugins' reports change repeatedly"
-_CONTESTED: Final = f"written {_WRITES_MAX} times within a minute: another writer undoes this"
+_CONTESTED: Final = (
+    f"labels written {_WRITES_MAX} times within a minute: another writer changes them back"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,7 +26,7 @@ _BACKLOG_S: Final = 10.0
 _LOGGED_EVERY_S: Final = 60.0
 _AGAIN_S: Final = 0.2
 _AGAIN_GAP_S: Final = 0.02
-"""The pause between reads: NATS limits the consumers, and removes each only after a moment."""
+"""The pause between reads: each needs a consumer, which NATS removes only after a moment."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
