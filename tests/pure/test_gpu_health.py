@@ -404,7 +404,7 @@ def test_what_a_person_calls_repaired_ends_with_one_good_poll() -> None:
     assert story.polls(FINE, 1) == ["1: -unhealthy xid-79", "1: -unhealthy gpu-lost"]
     assert (
         story.changes[-1].reason
-        == "gpu-lost is over: reported as repaired by a person, and it answers"
+        == "gpu-lost is over: reported as repaired by a person, and the GPU answers"
     )
 
 

@@ -129,7 +129,10 @@ def test_what_smarter_does_silently_is_reported() -> None:
             "below /dev, with smarter and with muster; ^ and $ make it exact"
         ),
         "[2].nummaxdevice: smarter ignores this key; did you mean nummaxdevices?",
-        "[2]: devicematch '^kvm$' is listed twice; the later one is kept, as the kubelet does",
+        (
+            "[2]: devicematch '^kvm$' is listed twice; the later one is kept, "
+            "because the kubelet keeps it too"
+        ),
         "[3]: '^rtc$' has nummaxdevices 0, so no device; left out",
     ]
 

@@ -544,7 +544,7 @@ def test_a_resource_that_is_displaced_again_is_left_to_the_other_plugin_for_a_wh
     assert machine.next_deadline() == 50.0
     assert machine.problem(25.0) == (
         f"another plugin registered it ({X}), for 5.0 s; "
-        "registering again, at the latest when no other plugin serves it"
+        "registering again after a pause, or as soon as no other plugin serves it"
     )
     same = registration_signals.Compared(
         2, X, frozenset({"rival.sock", "other.sock", "third.sock"})

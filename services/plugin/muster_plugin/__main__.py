@@ -84,7 +84,7 @@ async def serve(chosen: settings.Settings, source: entry.Source[settings.Setting
 
 
 async def _report(chosen: settings.Settings, node: node_wiring.Node) -> None:
-    """Report to the bus once the kubelet has answered all registrations, or after a timeout."""
+    """Report to the bus after the kubelet has answered all registrations, or after a timeout."""
     await node.resource_plugins.wait_for_first_answers()
     lean.import_bus()
     from muster_plugin import bus_reporter  # noqa: PLC0415  # see `lean`
@@ -146,7 +146,7 @@ def _node(chosen: settings.Settings) -> node_wiring.Node:
 async def _hand_over(
     node: node_wiring.Node, handing: handover.Handover, acquired: asyncio.Event
 ) -> None:
-    """Finish taking over, if there was a predecessor; then wait for a successor.
+    """Complete the takeover from a predecessor, if there is one; then wait for a successor.
 
     Raises CannotStart if the kubelet does not list the resources; the predecessor then keeps
     serving them.
@@ -301,7 +301,7 @@ class Reloader:
         self._files = blocking.Serial()
         self._policy: Path | None = None
         self._stamps: tuple[_Stamp | None, ...] = ()
-        """The stamps of the files at the last read; an empty tuple forces another read."""
+        """The stamps of the files at the last read; an empty tuple forces a new read."""
 
     async def run(self) -> None:
         """Read the settings when their file changes or on SIGHUP; apply them if they are valid."""
@@ -388,7 +388,7 @@ def _stamp(file: Path) -> _Stamp | None:
 
 
 def _watched_directories(file: Path) -> set[Path]:
-    """Return the directories to watch; the kubelet updates a ConfigMap by replacing a link."""
+    """Return the directories of the file and its target: a ConfigMap update replaces the link."""
     return {file.parent, Path(os.path.realpath(file)).parent}
 
 

@@ -35,7 +35,7 @@ class BusReporter:
         )
 
     async def run(self) -> None:
-        """Report until cancelled, but not to the bus while a successor serves the resources."""
+        """Report until cancelled; leave the bus while a successor serves the resources."""
         metrics.register(self._node, lambda: self._reporter.heartbeat_at)
         node = self._node
         async with probes.serve(

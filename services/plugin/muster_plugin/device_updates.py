@@ -34,7 +34,7 @@ _WARNINGS: Final = frozenset({"device_unhealthy", "device_degraded", "device_unm
 
 
 class EventLog:
-    """Records the events of one plugin on one node, and when lasting states begin and end."""
+    """Logs and publishes the events of one plugin on one node; stores the current problems."""
 
     def __init__(self, node: str, plugin: str) -> None:
         self._node = node
@@ -151,7 +151,7 @@ class EventLog:
     def record_problems(self, problems: Iterable[str]) -> bool:
         """Record which problems began and which ended; return whether any did.
 
-        If there are too many, only the first are published, with the number of the others.
+        If there are too many problems, the last ones are replaced by their number.
         """
         now = _bounded(sorted({problem[:_TEXT_MAX] for problem in problems}), _PROBLEMS_MAX)
         changes = [(problem, True) for problem in now if problem not in self._problems]
@@ -302,11 +302,11 @@ class UpdatePublisher:
                 self.heartbeat_due.set()
 
     def name_pods(self, at: datetime) -> None:
-        """Publish again the faults of devices whose pods have become known."""
+        """Publish faults again, with the pods, when the pods that hold the devices become known."""
         self.record(self._faults_without_pods.named(self._devices.pods_holding, at))
 
     def record_problems(self, problems: Iterable[str]) -> None:
-        """Log and publish the current problems that do not concern a single resource."""
+        """Log and publish which of the node's device problems began or ended."""
         if self._event_log.record_problems(problems):
             self.heartbeat_due.set()
 
@@ -350,7 +350,7 @@ class PodDevices:
         self._checkpointed_at: int | None = None
 
     def poll_if_listed(self) -> None:
-        """Poll soon if any plugin has sent the kubelet a list, which may displace this plugin's."""
+        """Poll soon if the kubelet's checkpoint changed: a plugin may have displaced this one."""
         before = self._checkpointed_at
         self._checkpointed_at = kubelet_socket.checkpointed_at(self._sockets)
         if self._checkpointed_at != before:
@@ -391,6 +391,6 @@ class PodDevices:
                 self._plugins[resource].on_compared(displaced, rivals)
 
     def _sent_at(self, resource: str, now: float) -> float | None:
-        """Return when the device list was sent; None if the kubelet may still be processing it."""
+        """Return when the list was sent; None if the kubelet may not have processed it yet."""
         plugin = self._plugins.get(resource)
         return plugin.counters.sent_at if plugin and plugin.machine.has_settled(now) else None

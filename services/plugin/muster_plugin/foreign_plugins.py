@@ -1,4 +1,4 @@
-"""Adapter: watches plugins that muster does not run, once muster's own resources are registered.
+"""Adapter: watches plugins that muster does not run, after muster's resources are registered.
 
 The package `watch` is imported only if watching is enabled (see `lean`).
 """
@@ -17,7 +17,7 @@ _PERIOD_S: Final = 3.0
 
 
 class ForeignPlugins:
-    """Watches a node's other plugins, if this is configured; `on_change` receives each change."""
+    """Watches the plugins that muster does not run, if enabled; `on_change` receives changes."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class ForeignPlugins:
         return (self._run(),) if self._chosen.watch.enabled else ()
 
     async def _run(self) -> None:
-        """Wait until muster's own registrations are answered, then watch until cancelled."""
+        """Wait until muster's registrations are answered or time out; watch until cancelled."""
         await self._resources.wait_for_first_answers()
         from muster_plugin.watch import watcher  # noqa: PLC0415  # see `lean`
 

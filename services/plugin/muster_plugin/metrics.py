@@ -159,7 +159,7 @@ class Collector(registry.Collector):
         )
         yield _counter(
             "muster_plugin_watched_restarts",
-            "How often another process began to serve a watched socket.",
+            "How many times another process began to serve a watched socket.",
             samples=[([], watcher.restarts)],
         )
         yield _counter(

@@ -158,7 +158,7 @@ class Node:
     # Called by resource plugins
 
     async def missing_paths(self, paths: Sequence[str]) -> str:
-        """Return which host paths are missing, as text; if any, first scan the devices again."""
+        """Return which host paths are missing, as text; if any is, scan the devices again first."""
         gone = await self._host_paths.missing(paths)
         if not gone:
             return ""
@@ -286,7 +286,7 @@ class Node:
             await self._gpus.source.close()
 
     async def _run_plugins(self, acquire: Acquire | None) -> None:
-        """Serve the resources once the devices are known and `acquire` has returned."""
+        """Wait for the first scan and for `acquire`; then serve the resources until cancelled."""
         await self._first_scan_done.wait()
         if acquire is not None:
             await acquire()
@@ -363,7 +363,7 @@ class Node:
         )
 
     def _start_if_all_seen(self) -> None:
-        """Start waiting for the kubelet's answers once both device nodes and GPUs were scanned."""
+        """Begin to wait for the kubelet's answers if device nodes and GPUs were scanned."""
         if self._first_scan_done.is_set() and (
             self._gpus is None or self._planner.gpu_scan is not None
         ):

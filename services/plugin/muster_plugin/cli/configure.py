@@ -286,7 +286,7 @@ def _read(file: str, options: Options) -> config_settings.Settings:
 def _on_node(
     file: str, options: Options, configuration: config_settings.Settings
 ) -> config_settings.NodeConfiguration:
-    """Return the configuration of the node that the options or the file name, if any.
+    """Return the configuration of the node named in the options or the file, else of any node.
 
     Raises BadSettings.
     """

@@ -27,7 +27,7 @@ _KEYS: Final = {
     config_settings.Format.GENERIC: {"devices", "device"},
     config_settings.Format.NVIDIA: {"version", "flags", "sharing"},
 }
-"""The keys that identify another plugin's file: each file has at least one of them."""
+"""Top-level keys by plugin: a file of that plugin has at least one of its keys."""
 
 
 def read(
@@ -65,9 +65,9 @@ def import_peer(
 ) -> peer_file.ImportedConfiguration:
     """Return another plugin's configuration, converted to muster's. Raises settings.BadSettings.
 
-    `domain` replaces the domain in generic-device-plugin's file or flags. `default` names the
-    configuration for nodes without a label if NVIDIA's plugin has several. `environment` contains
-    the variables of this process if it replaces NVIDIA's plugin.
+    `domain` replaces the domain in generic-device-plugin's file or flags. If NVIDIA's
+    plugin has several configurations, `default` names the one for nodes without a label. If this
+    process replaces NVIDIA's plugin, `environment` contains the variables of this process.
     """
     variables: nvidia.Variables = ()
     if environment is not None and peer is config_settings.Format.NVIDIA:

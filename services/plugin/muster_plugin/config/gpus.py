@@ -122,9 +122,9 @@ class Naming(errors.Checked, frozen=True, kw_only=True, omit_defaults=True, rena
 class Shared(errors.Checked, frozen=True, kw_only=True, omit_defaults=True, rename=key):
     """A shared resource: `replicas` of each device, or one per GB of memory.
 
-    `devices` selects the shared devices: all, a number of them, or a list. The others stay unshared
-    under `name`. With an empty `rename`, the shared devices keep that name too, or get it with the
-    suffix `.shared` if `rename_by_default` is set.
+    `devices` selects the shared devices: all, a number of them, or a list. The other devices are
+    advertised unshared as `name`. With an empty `rename`, the shared devices are also advertised as
+    `name`, or with the suffix `.shared` if `rename_by_default` is set.
     """
 
     name: vocabulary.Name
@@ -153,7 +153,7 @@ class Shared(errors.Checked, frozen=True, kw_only=True, omit_defaults=True, rena
 class Sharing(errors.Checked, frozen=True, kw_only=True, omit_defaults=True, rename=key):
     """The settings of time-slicing.
 
-    If entries have the same name, each shares devices that earlier entries do not.
+    If several entries have the same name, each device is shared by at most one of them.
     """
 
     resources: Annotated[tuple[Shared, ...], msgspec.Meta(max_length=256)] = ()
@@ -167,7 +167,7 @@ class Sharing(errors.Checked, frozen=True, kw_only=True, omit_defaults=True, ren
         return shared.rename or by_default
 
     def possible_names(self, name: str) -> tuple[str, ...]:
-        """Return every name that devices of this resource may have once they are shared."""
+        """Return every name under which devices with this original name may be advertised."""
         of_it = [shared for shared in self.resources if shared.name == name]
         kept = () if any(shared.devices is None for shared in of_it) else (name,)
         return tuple(dict.fromkeys([*kept, *map(self.advertised_name, of_it)]))
@@ -256,7 +256,7 @@ class Gpus(errors.Checked, frozen=True, kw_only=True, omit_defaults=True, rename
 
     `library` is the path of libnvidia-ml.so.1, needed if it is neither below the driver root nor
     found by the loader. `expect` is the minimum number of GPUs or MIG devices, not replicas, of
-    each resource. `grace_s` and `registration` are the same as for any other resource.
+    each resource. `grace_s` and `registration` mean the same as for device nodes.
     """
 
     mig_strategy: MigStrategy = MigStrategy.NONE

@@ -142,7 +142,7 @@ def name_problems(
 def overlap_problems(resources: Resources, nodes: Sequence[NodeOverride | None]) -> Iterator[str]:
     """Yield a problem for each pair of resources that certainly match the same device nodes.
 
-    If there are too many entries to compare, only this problem is yielded.
+    If there are too many entries to compare, that is the only problem.
     """
     overrides = [*validation.whole(nodes)]
     lists: list[Resources] = [resources, *(override.resources for _, override in overrides)]
@@ -207,8 +207,8 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
 def overlaps(claims: Sequence[Claim]) -> Iterator[tuple[Claim, Claim]]:
     """Yield each pair of entries of two resources if the second matches every node of the first.
 
-    A pattern is compared only with single paths and single USB devices; whether two patterns
-    overlap can only be determined on the node.
+    Two different patterns are not compared: whether they overlap can only be determined on the
+    node.
     """
     first: dict[bytes, Claim] = {}
     for claim in claims:
@@ -326,7 +326,7 @@ class Settings(
 
     @property
     def serves(self) -> bool:
-        """Whether devices may be served, on this node or another."""
+        """Whether the settings configure devices for any node."""
         return bool(self.resources or self.nodes or self.gpus or self.simulated_gpus)
 
     def at(self, node: str) -> NodeConfiguration:

@@ -26,7 +26,7 @@ _ELSEWHERE_TIMEOUT_S: Final = 2.0
 _PATHS_TIMEOUT_S: Final = 0.7
 """The timeout for checking paths; an Allocate waits for up to three checks or scans, 2 s in all."""
 _RETRY_S: Final = 1.0
-"""The delay after a scan that did not finish in time."""
+"""After a scan that did not finish in time, the next scan is requested after this delay."""
 _LISTED_MAX: Final = 3
 _FEW_NODES: Final = 200
 """Up to this many nodes are planned without a thread, whose start would take longer."""
@@ -56,7 +56,7 @@ class HostScanner:
     def scan_times(
         self, others: Callable[[], Iterable[Path]]
     ) -> contextlib.aclosing[AsyncGenerator[None, None]]:
-        """Open a stream that yields whenever a scan is due, including after changes in `others`."""
+        """Open a stream that yields when a scan is due; `others` are more directories to watch."""
         return contextlib.aclosing(
             inotify.scan_times(
                 lambda: self.directories.union(others()),

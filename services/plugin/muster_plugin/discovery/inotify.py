@@ -57,7 +57,7 @@ async def scan_times(
     """Yield whenever a scan is due: immediately, after every change, and at least every `period_s`.
 
     Changes often come in bursts, so all changes within `settle_s` of the first cause one scan.
-    Scans take at most `share` of the time, however many changes there are. Setting `changed`
+    Scans use at most `share` of CPU time, however many changes there are. Setting `changed`
     requests a scan.
 
     `directories` is called again after every scan. A directory that is watched for the first time
@@ -130,14 +130,14 @@ def _arm(
 
 
 _BURST_S: Final = 0.5
-"""The CPU time that needs no rest afterwards, so that rare work never waits."""
+"""This much CPU time requires no rest, so that rare work never waits."""
 _REST_MAX_S: Final = 5.0
 
 
 class CpuBudget:
     """A token bucket that limits one kind of work to a `share` of CPU time; 1 means no limit.
 
-    One rest repays any debt, so that one expensive scan does not delay all later scans.
+    The debt is limited to what one rest repays, so an expensive scan does not delay all later ones.
     """
 
     def __init__(self, share: float) -> None:

@@ -45,7 +45,7 @@ class PlannedResource(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """The planned units of every resource, and the problems of planning."""
+    """The planned units of every resource, and the problems found while planning."""
 
     resources: tuple[PlannedResource, ...] = ()
     problems: tuple[str, ...] = ()
@@ -97,7 +97,7 @@ def merged(first: Plan, second: Plan) -> Plan:
 
 
 def limited(plan: Plan, most: int, *, current_names: Collection[str]) -> Plan:
-    """Limit a plan to `most` resources; those already advertised are kept first."""
+    """Limit a plan to `most` resources; prefer resources that are already advertised."""
     if len(plan.resources) <= most:
         return plan
     planned = sorted(plan.resources, key=lambda resource: resource.name not in current_names)
@@ -172,7 +172,7 @@ def _keyed_rows(
 def _names_by_key(
     rule: str, keys: _KeyedRows, current_names: Mapping[str, str], problems: list[str]
 ) -> dict[str, str]:
-    """Return the resource name for each match's key, for a resource with `per_match`."""
+    """Return the resource name of each match, by key; report matches whose name is taken."""
     keys_by_name: dict[str, dict[str, None]] = {}
     for key, _, _ in keys:
         keys_by_name.setdefault(advertised.derived_name(rule, _short(key)), {})[key] = None
@@ -276,7 +276,7 @@ def _unique_units(
 
 
 def _overlaps(planned: Iterable[PlannedResource], *, shared: frozenset[str]) -> Iterator[str]:
-    """Yield a problem for resources that advertise the same device nodes."""
+    """Yield a problem for each pair of resources with the same nodes; ignore `shared` nodes."""
     first: dict[str, str] = {}
     common: dict[tuple[str, str], dict[str, None]] = {}
     for resource in planned:
@@ -322,7 +322,7 @@ def group_columns(
 
 
 def group_rows(columns: Columns) -> Iterator[Row]:
-    """Yield the rows of a group: the matches of its entries, side by side."""
+    """Yield the rows of a group: one match of each entry; shorter lists are repeated."""
     for at in range(_length(columns)):
         yield {n: (entry, matches[at % len(matches)]) for n, (entry, matches) in columns.items()}
 

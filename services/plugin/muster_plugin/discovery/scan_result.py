@@ -38,7 +38,7 @@ class Kind(enum.StrEnum):
 
 
 class Usb(msgspec.Struct, frozen=True, kw_only=True):
-    """A USB device at a `port` such as `1-1.4`; `dev` increases whenever it is plugged in.
+    """A USB device at a `port` such as `1-1.4`; `dev` increases whenever the device is plugged in.
 
     `port` is the device's name in /sys/bus/usb/devices; `vendor` and `product` are four lower-case
     hexadecimal digits.
@@ -145,7 +145,7 @@ class NodeIndex:
             yield name, self._nodes[name]
 
     def named(self, name: str) -> Iterator[tuple[str, Node]]:
-        """Yield the name with its node, if there is one."""
+        """Yield the name and its node, if a node has this name."""
         if name in self._nodes:
             yield name, self._nodes[name]
 

@@ -340,7 +340,7 @@ class ActiveFault:
         if self._ends is EndsWhen.NEVER:
             return ""
         if self._repaired_by:
-            report = f"reported as repaired by {self._repaired_by}, and it answers"
+            report = f"reported as repaired by {self._repaired_by}, and the GPU answers"
             return report if self._good_polls else ""
         if self._good_polls < rules.good:
             return ""

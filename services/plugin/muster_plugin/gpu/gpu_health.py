@@ -139,7 +139,7 @@ class GpuHealth:
 
 
 class GpuCondition:
-    """The faults of one GPU. `last_heard_at` is None while no poll of it is expected."""
+    """The faults of one GPU. `last_heard_at` is None while no poll of the GPU is expected."""
 
     def __init__(self, name: str) -> None:
         self.last_heard_at: float | None = None
@@ -197,9 +197,9 @@ class GpuCondition:
     def on_xid(
         self, xid: gpu.Xid, now: float, policy: xid_policy.Policy
     ) -> Iterator[gpu.FaultChange]:
-        """Begin the fault of an XID, or restart its recovery if it is active.
+        """Begin the fault of an XID; if the fault is already active, restart its recovery.
 
-        The quiet times of other faults on the same part start again. Ignored XIDs do nothing.
+        The quiet times of other faults on the same part start again. An ignored XID has no effect.
         """
         rule, code = policy.rule(xid.xid), f"xid-{xid.xid}"
         if rule.action.effect is None:
@@ -267,7 +267,7 @@ class GpuCondition:
     def _apply(
         self, poll: gpu.Poll, reading: faults.PollReading, now: float, *, is_off: bool
     ) -> Iterator[gpu.FaultChange]:
-        """Begin the faults that a poll shows; count the poll as evidence that others have ended."""
+        """Begin the faults that a poll shows; update the evidence that active faults have ended."""
         signals = {signal.code: signal for signal in reading.signals}
         self._is_lost = bool(poll.error)
         for (_, code), fault in self._faults.items():

@@ -116,7 +116,7 @@ class _Sharer:
         self._problems = problems
 
     def shares(self, name: str, candidates: Sequence[naming.Candidate]) -> Iterator[_Share]:
-        """Yield the shares of one resource; each entry uses devices that earlier ones left over."""
+        """Yield the shares of one resource: those of each entry, then the unshared devices."""
         remaining = {candidate.device.uuid: candidate for candidate in candidates}
         for at, shared in enumerate(self._sharing.resources):
             if shared.name != name:

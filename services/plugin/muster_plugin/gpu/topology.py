@@ -56,9 +56,10 @@ def best(scores: Matrix, size: int, required: Collection[int] = ()) -> tuple[int
 
 
 def _sums(scores: Matrix, own: Sequence[int], size: int) -> list[dict[int, int]]:
-    """Return for every set, by size, the sum of its members' `own` and twice its pairs' scores.
+    """Return the sum of each set of up to `size` GPUs, grouped by the size of the set.
 
-    Each sum is computed from the three sets without its lowest member, its highest, and both.
+    A sum is the members' `own` values plus twice the scores of their pairs. It is computed from the
+    sums of three smaller sets: without the lowest member, without the highest, and without both.
     """
     last = len(scores) - 1
     levels = [{0: 0}, {1 << last - at: counts for at, counts in enumerate(own)}]
@@ -86,11 +87,10 @@ def _bits(positions: Collection[int], count: int) -> int:
 
 
 def _all_but_few(scores: Matrix, size: int, required: frozenset[int]) -> tuple[int, ...]:
-    """Return the best set by trying each set of at most `size` GPUs to leave over.
+    """Return the best set by trying every rest: the at most `size` GPUs that are not chosen.
 
-    The score of the chosen set plus the score of the other GPUs (the rest) is the total score,
-    minus the degrees of the rest's members, plus twice the score within the rest (its pairs count
-    twice in the degrees).
+    The score of the chosen set plus the score of the rest is the total score, minus the degrees of
+    the rest's members, plus twice the score within the rest (its pairs count twice in the degrees).
     """
     count = len(scores)
     everything = (1 << count) - 1

@@ -210,7 +210,10 @@ class Policy:
         return self._lists.is_off
 
     def rule(self, xid: int) -> Rule:
-        """Return the preset's rule for an XID unless the policy file or a list overrides it."""
+        """Return the rule for an XID.
+
+        NVIDIA's lists override the policy file, and the policy file overrides the preset.
+        """
         entry = self._catalogue.xids.get(xid)
         action, rule, source = self._override(xid) or self._by_preset(xid, entry)
         if self._lists.disables(xid):

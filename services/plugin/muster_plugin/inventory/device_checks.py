@@ -41,7 +41,7 @@ class DeviceChecker:
         self._slots = asyncio.Semaphore(_PARALLEL_MAX)
 
     async def run(self) -> None:
-        """Check until cancelled."""
+        """Check devices that are due, until cancelled."""
         clock = asyncio.get_running_loop().time
         async with asyncio.TaskGroup() as tasks:
             while True:

@@ -139,7 +139,7 @@ class FaultsWithoutPods:
         self._faults: dict[tuple[str, str, str], vocabulary.PluginEvent] = {}
 
     def record(self, event: vocabulary.PluginEvent) -> None:
-        """Record a fault that an event reports without pods; remove one that it updates or ends."""
+        """Record a fault reported without pods; remove faults that ended or now have pods."""
         match event:
             case vocabulary.DeviceHealthChanged():
                 what, holds = "", event.health is not vocabulary.Health.HEALTHY
@@ -161,7 +161,7 @@ class FaultsWithoutPods:
     def named(
         self, pods_holding: Callable[[str, str], tuple[str, ...]], at: datetime
     ) -> Sequence[vocabulary.PluginEvent]:
-        """Return the recorded faults of devices that pods hold, with the pods, and remove them."""
+        """Remove the recorded faults of devices that pods hold; return the faults with the pods."""
         named = []
         for key, event in list(self._faults.items()):
             pods = pods_holding(key[0], key[1])

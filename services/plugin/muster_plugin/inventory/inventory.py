@@ -198,7 +198,10 @@ class Inventory:
         if advertised.rule.groups or scan.driver is gpu.Driver.READY or not scan.on_bus:
             return ""
         # GPUs may be configured on a node without GPUs; only unusable GPUs are a problem
-        return f"{scan.on_bus} NVIDIA GPUs on the PCI bus, and {scan.driver}: {scan.problem}"[:1000]
+        return (
+            f"{scan.on_bus} NVIDIA GPUs on the PCI bus cannot be used: "
+            f"{scan.driver}: {scan.problem}"
+        )[:1000]
 
     def pods_holding(self, resource: str, name: str) -> tuple[str, ...]:
         """Return the pods that hold a device, or a replica of it."""
@@ -278,7 +281,7 @@ class Planner:
     def gpu_context(self) -> container_spec.AllocationContext:
         """The rules and scan results for allocating GPUs.
 
-        Defaults if the section `gpus` is not configured, or before the first scan.
+        They are defaults if the section `gpus` is not configured, or before the first scan.
         """
         if self.gpu_scan is None or self._configuration.gpus is None:
             return container_spec.AllocationContext()

@@ -45,7 +45,7 @@ class Allocator:
 
     @property
     def allocated(self) -> int:
-        """How many ids this plugin has allocated that the kubelet has not offered again."""
+        """How many ids this plugin has allocated and the kubelet has not offered again."""
         return len(self._allocated)
 
     def allocate(
@@ -174,9 +174,9 @@ def prefer(
 ) -> list[str]:
     """Return `size` of the `available` ids, `must_include` first; fewer if no more are allowed.
 
-    `units` are all units of the resource. A unit that is not available is in use, so that the load
-    of each device is known even right after a start. An unknown id is chosen only if no other id is
-    left.
+    `units` are all units of the resource. A unit that is not in `available` counts as in use, so
+    that the load of each device is known even right after a start. An unknown id is chosen only if
+    no other id is left.
 
     Never raises: an error would fail the pod's admission, while a short answer lets the kubelet
     choose the missing ids (kubelet devicemanager/manager.go, devicesToAllocate).

@@ -91,7 +91,7 @@ class SpecDirectory:
         return has_written
 
     def directories(self) -> frozenset[Path]:
-        """Return the directory to watch for changes of the files, if it exists."""
+        """Return the directory of the spec files, to watch it; empty if it does not exist."""
         return frozenset({self._directory} if self._directory.is_dir() else ())
 
     def remove_stale(self, is_free: Callable[[str], bool]) -> None:

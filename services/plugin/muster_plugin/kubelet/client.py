@@ -94,7 +94,7 @@ class SelfProbe:
         self._period_s = period_s
 
     async def run(self) -> None:
-        """Probe until cancelled: periodically, upon every new listing, and soon after a failure."""
+        """Probe until cancelled: periodically, when `due` is set, and soon after a failure."""
         wait_s = self._period_s
         while True:
             with contextlib.suppress(TimeoutError):

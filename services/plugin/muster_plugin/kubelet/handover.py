@@ -126,8 +126,8 @@ class Handover:
         """Wait before the next request to the holder, if another request is useful.
 
         A holder that closes the connection may be busy with another successor for a moment. A
-        holder that is slow, or sends another answer, has already begun to hand over and would begin
-        again.
+        holder that is slow, or sends an unexpected answer, has already begun to hand over; another
+        request would make it begin again.
         """
         self._asks_left -= 1
         self.can_ask = isinstance(error, ConnectionError) and self._asks_left > 0

@@ -1,7 +1,7 @@
 """Adapter: watches the kubelet's socket: another socket at its path means a restarted kubelet.
 
-The kubelet removes all sockets of plugins when it starts, so the directories of these sockets are
-watched with it.
+The kubelet removes all sockets of plugins when it starts, so the directories of the plugins'
+sockets are watched too.
 """
 
 import contextlib

@@ -62,7 +62,7 @@ def other_owner(
     *,
     besides: Collection[str],
 ) -> str:
-    """Lock the resources; return one that another plugin serves, or its socket; empty if none.
+    """Lock the resources; describe another plugin that serves one of them; empty if none does.
 
     The sockets in `besides` are those of a predecessor that has handed over.
 

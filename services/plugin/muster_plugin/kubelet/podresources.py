@@ -78,7 +78,7 @@ class Listing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Allocation(msgspec.Struct, frozen=True):
-    """Devices of a resource that a pod holds and did not hold before."""
+    """Devices of a resource that a pod holds, but did not hold in the previous listing."""
 
     resource: str
     pod: str
@@ -190,7 +190,7 @@ class PodResourcesCheck:
 def _differences(
     devices: Iterable[vocabulary.Device], listed: frozenset[str]
 ) -> tuple[set[str], set[str]]:
-    """Return the Healthy ids that the kubelet does not list, and the ids that only it lists."""
+    """Return Healthy ids that the kubelet does not list, and listed ids that are not advertised."""
     ours = {device.id: device.health for device in devices}
     healthy = {name for name, health in ours.items() if health is vocabulary.Health.HEALTHY}
     return healthy - listed, {*listed} - ours.keys()

@@ -374,7 +374,7 @@ class Registration:
         return [*self._report_loss(reason, text), model.Stop(self.generation)]
 
     def _report_loss(self, reason: Reason, text: str) -> list[model.Action]:
-        """Report the loss of a resource, but only once until it is listed again.
+        """Report the loss of a resource; ignore further losses until it is listed again.
 
         A resource that the kubelet has never accepted cannot be lost.
         """

@@ -54,7 +54,7 @@ class Registered(_OfGeneration, frozen=True):
 
 
 class RegisterFailed(_OfGeneration, frozen=True):
-    """The kubelet was `unreachable` or refused the registration; a `permanent` refusal repeats."""
+    """The kubelet was `unreachable` or refused; a `permanent` refusal would be repeated."""
 
     text: str
     permanent: bool
@@ -66,7 +66,7 @@ class StreamOpened(_OfGeneration, frozen=True):
 
 
 class StreamClosed(_OfGeneration, frozen=True):
-    """A ListAndWatch stream ended, but not because the plugin ended it."""
+    """The kubelet ended a ListAndWatch stream, or its connection broke."""
 
 
 class KubeletSocketSeen(msgspec.Struct, frozen=True):
@@ -173,7 +173,7 @@ NEXT_STEP: Final = {
     State.REGISTERING: "registering",
     State.REFUSED: "registering",
     State.STREAM_CLOSED: "registering",
-    State.DISPLACED: "registering again, at the latest when no other plugin serves it",
+    State.DISPLACED: "registering again after a pause, or as soon as no other plugin serves it",
     State.AWAITING_STREAM: "waiting for the kubelet's stream",
     State.STOPPING: "stopping the old server",
 }

@@ -94,7 +94,7 @@ class ResourcePlugins(Mapping[str, "resource_plugin.ResourcePlugin"]):
         self._changed.set()
 
     def expect_first_answers(self) -> None:
-        """Start counting answers, because all initial resources are known now."""
+        """Record which resources await the kubelet's first answer, when all resources are known."""
         if self._unanswered is None:
             listed = {
                 name for name, plugin in self._plugins.items() if plugin.machine.registrations
@@ -208,7 +208,7 @@ class ResourcePlugins(Mapping[str, "resource_plugin.ResourcePlugin"]):
     async def _run(
         self, plugin: "resource_plugin.ResourcePlugin", *, after: asyncio.Task[None] | None
     ) -> None:
-        """Run a plugin as soon as its predecessor for the same resource has stopped."""
+        """Run a plugin after its predecessor; release the lock of a resource that is gone."""
         if after is not None:
             await asyncio.wait([after])
         await plugin.run()

@@ -197,7 +197,7 @@ class ResourcePlugin:
                 await self.stop()
 
     def hand_over(self) -> str:
-        """End all but the server, which a successor replaces; return its socket, empty if none."""
+        """End everything except the server; return the server's socket, empty without a server."""
         self._is_handed_over = True
         self.stopping.set()
         return str(self._endpoint.path) if self._endpoint else ""

@@ -144,9 +144,9 @@ class UnaryAnswer:
             self._end(f"it sends a message of {size} bytes")
 
     def end(self) -> Outcome | None:
-        """Return the outcome; None if there is none.
+        """Return the outcome; None if there is none yet.
 
-        A complete message counts even if the call has not ended.
+        A complete message is an outcome even if the call has not ended.
         """
         if self.outcome is None and self._is_complete:
             self._end("")

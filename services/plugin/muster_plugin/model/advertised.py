@@ -63,7 +63,7 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True):
     """The GPU or MIG device of this replica; None for device nodes."""
 
     def is_same(self, other: "Unit") -> bool:
-        """Return whether one unit has all devices of the other; optional ones may be absent."""
+        """Return whether one unit has all devices of the other; optional devices may be absent."""
         ours, theirs = {*self.identity.values()}, {*other.identity.values()}
         return ours <= theirs or theirs <= ours
 

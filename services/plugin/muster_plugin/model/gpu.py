@@ -56,7 +56,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     ci: int | None = None
 
     def covers(self, other: "Part") -> bool:
-        """Return whether a fault of this part affects the other.
+        """Return whether a fault of this part affects the other part.
 
         A fault of an instance affects the whole GPU, which is allocated as one unit.
         """

@@ -73,12 +73,12 @@ class Expectations:
 
     @property
     def resources(self) -> frozenset[str]:
-        """The resources of which a device is expected, or was listed since the start."""
+        """The resources with devices that are expected, or were listed since the start."""
         names = {*self._configured, *self.learned, *self._had, *self._registered}
         return frozenset(filter(self.expects, names))
 
     def expects(self, resource: str) -> bool:
-        """Return whether a device of a resource is expected, or was listed since the start."""
+        """Return whether `resources` includes this resource."""
         return bool(self.expected(resource) or self.had(resource))
 
     def record_listed(self, resource: str, count: int, now: float) -> bool:

@@ -78,7 +78,7 @@ class Holds(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Suspicion(msgspec.Struct, frozen=True):
-    """The finding that begins once its condition has held for `hold_s`; `text` describes it."""
+    """A finding that begins when its condition has held for `hold_s`; `text` describes it."""
 
     finding: _Finding
     text: str

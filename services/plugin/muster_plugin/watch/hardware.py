@@ -49,7 +49,7 @@ _ACCELERATORS: Final = (
 
 
 def offered_as(devices: Iterable[PciDevice]) -> dict[str, str]:
-    """Return which resources should offer the node's hardware, each with a description of it."""
+    """Return descriptions of the node's hardware, by the resource that should offer it."""
     counts: collections.Counter[_Accelerator] = collections.Counter()
     for device in devices:
         for known in _ACCELERATORS:

@@ -44,7 +44,7 @@ class Listings:
         self._is_kubelet_there = True
         self._kubelet_identity = ""
         self._away_at: float | None = None
-        """When the kubelet's socket disappeared or it stopped answering; None otherwise."""
+        """When the kubelet's socket disappeared or the kubelet stopped answering, or None."""
 
     @property
     def resources(self) -> frozenset[str]:
@@ -91,10 +91,10 @@ class Listings:
             self._away_at = now
 
     def zero_until(self, resources: Sequence[str]) -> float:
-        """Return the time until which the kubelet may be why these resources all have 0 devices.
+        """Return the time until which 0 devices of all `resources` may be due to the kubelet.
 
         Resources without expected devices are ignored. The result is in the past if fewer than two
-        are left, if one of them may have devices, or if they did not disappear together.
+        remain, if one of them may have devices, or if their devices did not disappear together.
         """
         listable = filter(self.expectations.is_listable, resources)
         listings = [self[name] for name in listable if self.expected(name)]

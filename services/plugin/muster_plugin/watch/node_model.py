@@ -10,7 +10,7 @@ failures:
   unknown;
 - any condition while the kubelet is away, for up to 5 minutes, or within 30 s of its start, because
   a starting kubelet removes all sockets;
-- all resources at 0 at the same time, unless that lasts.
+- 0 devices of all resources at the same time, for a short time.
 """
 
 import math
@@ -197,7 +197,7 @@ class NodeModel:
     # Which socket serves which resource
 
     def _sockets_by_name(self, now: float) -> dict[str, list[sockets.Socket]]:
-        """Return the sockets of each resource or driver; others are keyed by their own names."""
+        """Return sockets by their resource or driver, or by their own name if neither is known."""
         self._learn_names(now)
         by_name: dict[str, list[sockets.Socket]] = {}
         for socket in self._sockets:

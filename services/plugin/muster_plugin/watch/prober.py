@@ -154,7 +154,7 @@ class Prober:
         """Check a driver's endpoint. Raises _Result if it is missing or refuses connections.
 
         Only endpoints in the kubelet's directory for drivers are checked: elsewhere this process
-        sees its own files, not the node's. As file systems are mounted there, the call may hang.
+        sees its own files, not the node's. File systems are mounted there, so the call may hang.
         """
         path = self._endpoint(driver.endpoint)
         if path is None:

@@ -73,12 +73,12 @@ class Reports:
         return actions, deadlines
 
     def _rank(self, name: str, watched: vocabulary.Watched) -> tuple[bool, bool, bool, str]:
-        """Return a sort key that puts the plugins that matter most first."""
+        """Return a key to sort plugins: in `expect` first, then with devices, then watched."""
         is_offered = bool(watched.listed or watched.expected)
         return name not in self._expect, not is_offered, name not in self._plugins, name
 
     def _forget_all_but(self, kept: frozenset[str], now: float) -> list[observation.Action]:
-        """Stop watching plugins that are not in `kept`; return changes within the rate limit."""
+        """Stop watching plugins not in `kept`, within the rate limit; return the changes."""
         actions: list[observation.Action] = []
         for name in sorted(self._plugins.keys() - kept):
             gone = self._plugins[name].published

@@ -191,7 +191,10 @@ class Socket:
         return observation.Probe(self.file)
 
     def hurry(self, now: float) -> None:
-        """Schedule an early probe, unless the kernel reports the end of the process anyway."""
+        """Schedule a probe now if only a probe can detect the end of the process.
+
+        A plugin in back-off whose process has just changed is not probed early.
+        """
         if self._backoff.pause_s and now - self.changed_at < _DROPPED_S:
             # the kubelet may have dropped the former process
             return

@@ -31,7 +31,7 @@ _PERMISSIONS: Final = "mrw"
 _DIGITS: Final = range(1_000, 10_000)
 _UNNAMED: Final = "unnamed"
 _REFUSED: Final = "0000"
-"""The placeholder for a rejected id (`_UNNAMED`: for a name), which prevents a second report."""
+"""Replaces a rejected id, so that it is reported only once; `_UNNAMED` replaces a rejected name."""
 _Group = dict[str, object]
 _Keys = dict[str, str]
 """The peer's key for each of muster's keys, where they differ."""
@@ -247,7 +247,7 @@ def _usb_id(reader: peer_file.Reader, value: object, path: str, *, flags: bool) 
 def _shared(
     reader: peer_file.Reader, resources: list[config_resources.Resource]
 ) -> list[config_resources.Resource]:
-    """Mark entries as shared if another resource has the same nodes; generic allows that."""
+    """Mark entries as shared if two resources have their nodes, as generic-device-plugin allows."""
     common: dict[str, config_resources.Entry] = {}
     for narrow, wide in settings.overlaps(settings.claims(resources)):
         if narrow.key not in common:
@@ -286,7 +286,9 @@ def read_smarter(entries: object) -> peer_file.ImportedConfiguration:
         resource = _smarter_resource(reader, path, pattern, count)
         if resource and pattern in by_pattern:
             repeated = f"devicematch {errors.quoted(pattern)} is listed twice"
-            reader.note_difference(path, f"{repeated}; the later one is kept, as the kubelet does")
+            reader.note_difference(
+                path, f"{repeated}; the later one is kept, because the kubelet keeps it too"
+            )
         if resource:
             by_pattern[pattern] = resource
     if not by_pattern and not reader.problems:

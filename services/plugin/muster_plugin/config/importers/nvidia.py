@@ -34,7 +34,10 @@ _FALSE: Final = frozenset({"0", "f", "F", "false", "FALSE", "False"})
 _GENERAL: Final = (
     "an Unhealthy GPU can recover without a restart of the plugin; with NVIDIA it cannot",
     "an XID makes all affected replicas and MIG devices Unhealthy; with NVIDIA only one of them",
-    "a GPU that cannot be read or does not fit is left out; NVIDIA's plugin does not start then",
+    (
+        "a GPU that cannot be read or does not fit migStrategy is left out; "
+        "NVIDIA's plugin does not start then"
+    ),
 )
 
 Variables: TypeAlias = Sequence[tuple[str, str]]

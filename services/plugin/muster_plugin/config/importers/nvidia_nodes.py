@@ -32,7 +32,7 @@ def read(
     environment: nvidia.Variables,
     elsewhere: Sequence[str],
 ) -> peer_file.ImportedConfiguration:
-    """Return the default configuration, with the others as overrides. Raises ImportRejected.
+    """Return the default configuration; the others become overrides. Raises ImportRejected.
 
     `default` is empty if the user named no default.
     """

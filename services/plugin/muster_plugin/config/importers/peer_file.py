@@ -303,7 +303,7 @@ def _containers(manifest: Mapping[object, object]) -> Iterator[Mapping[object, o
 
 
 def flag_values(arguments: Sequence[str], flag: str, *, is_switch: bool = False) -> Iterator[str]:
-    """Yield the values of a flag, `--flag=value` or `--flag value`; a switch alone is true."""
+    """Yield a flag's values: `--flag=value`, `--flag value`, or true for a switch alone."""
     for at, text in enumerate(arguments):
         if text.startswith(f"{flag}="):
             yield text.removeprefix(f"{flag}=")

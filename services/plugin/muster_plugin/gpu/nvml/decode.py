@@ -92,7 +92,7 @@ def error_name(code: int) -> str:
 def library_paths(library: str, driver_root: str) -> tuple[str, ...]:
     """Return the paths to try, in order; `library` alone if it is set.
 
-    Otherwise the dynamic loader's own search comes after them.
+    If it is not set, the caller tries these paths before the dynamic loader's search.
     """
     if library:
         return (library,)

@@ -163,7 +163,7 @@ def _split_failed(
     *,
     read: Collection[str],
 ) -> tuple[dict[str, str], tuple[gpu.UnreadableGpu, ...]]:
-    """Split the failed GPUs into those that an earlier scan read at their index, and the others."""
+    """Return the errors of failed GPUs that an earlier scan read, and all other failed GPUs."""
     by_index = {device.index: device.uuid for device in previous if device.uuid not in read}
     lost = {by_index[device.index]: device.error for device in failed if device.index in by_index}
     return lost, tuple(device for device in failed if device.index not in by_index)
@@ -338,7 +338,7 @@ class MigReader:
         return decode.named_profile(ask(nvml.nvmlDeviceGetName, device) or "") or _UNKNOWN_PROFILE
 
     def _profiles_by_id(self) -> dict[int, tuple[int, int]]:
-        """Return NVML's number and the memory of each GPU instance profile, by its id."""
+        """Return the number and memory (MiB) of each GPU instance profile, by the profile's id."""
         if self._gi_profiles is None:
             nvml = self._nvml
             profiles: dict[int, tuple[int, int]] = {}

@@ -142,7 +142,7 @@ class EventListener:
     def _register(
         self, made: library.Handle, excluded: Mapping[str, str]
     ) -> tuple[dict[str, str], str | None]:
-        """Register the GPUs in a set; return problems by uuid, and the GPU that broke it."""
+        """Register the GPUs in a set; return problems by uuid, and the GPU that broke the set."""
         problems: dict[str, str] = dict(excluded)
         refused: set[str] = set()
         for uuid, handle in self._handles.items():
@@ -185,7 +185,7 @@ class EventListener:
             self._report(data)
 
     def _succeeded(self) -> None:
-        """Record that a wait for events succeeded, perhaps after failures."""
+        """Record that a wait for events succeeded; after a failure, report the current problems."""
         self.last_success_at = time.monotonic()
         if self._failures:
             self._failures = 0
@@ -237,7 +237,7 @@ class EventListener:
         return False
 
     def _rearm(self, *, quietly: bool = False) -> None:
-        """Create a new event set and report monitoring problems; if that fails, request another."""
+        """Create an event set and report monitoring problems; if that fails, plan a new attempt."""
         try:
             self.arm()
         except self._nvml.NVMLError as error:

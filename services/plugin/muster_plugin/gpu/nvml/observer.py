@@ -1,7 +1,7 @@
 """Adapter: reports NVML's observations of GPUs in order, without blocking while NVML hangs.
 
 NVML is never called on the event loop. Calls cannot be interrupted: each is awaited for as long as
-it takes. A late call is reported, because that GPU is not monitored meanwhile. NVML is shut down
+it takes. A late call is reported, because its GPU is not monitored meanwhile. NVML is shut down
 and initialised again when GPUs appear or disappear, when the driver is unloaded or when handles are
 stale; no call may be in flight then. The pause between two sessions grows each time. A call that
 has not returned about a minute after the end of its session is abandoned. NVML counts its
@@ -166,7 +166,7 @@ class NvmlSource:
         return await self._monitor.run()
 
     async def _end(self, session: nvml_session.Session, status: monitor.MonitoringStatus) -> None:
-        """Store the last scan; shut NVML down if all calls have returned, else at a later end."""
+        """Store the last scan; if every call of every session has returned, shut NVML down."""
         session.events.stop()
         late_s, abandon_s = self._timeouts.answer_s, self._timeouts.abandon_s
         all_returned = await self._calls.wait_all(late_s)
@@ -193,7 +193,7 @@ class NvmlSource:
             self._open.pop()[1].close()
 
     def _report(self, scan: gpu.Scan, observer: Observer) -> None:
-        """Report a scan, unless NVML is still unavailable for the same reason."""
+        """Report a scan, unless it was just reported or repeats that NVML is unavailable."""
         is_repeated = scan is self._reported or (
             scan.driver is not gpu.Driver.READY and scan == self._reported
         )

@@ -101,7 +101,10 @@ class Session:
             )
 
     def rescan(self) -> gpu.Scan:
-        """Scan every GPU again. Raises SessionEnded if other GPUs answer now, or if NVML failed."""
+        """Scan every GPU again.
+
+        Raises SessionEnded if other GPUs answer than before, or if NVML failed.
+        """
         before = self._discovered
         try:
             discovered = discovery.discover_gpus(self._nvml, self._files, before.gpus)
