@@ -17,6 +17,7 @@ from cyclopts import Parameter
 from muster import client, codec, matching, vocabulary
 from muster.cli import events, output, status, texts, why
 from muster.fleet import health_client, health_state, writing
+from muster.local import running
 
 status_command = cyclopts.App(name="status")
 why_command = cyclopts.App(name="why")
@@ -216,7 +217,7 @@ def addresses(address: str | None) -> tuple[list[str], str | None]:
     here = running_here()
     for url, nats_url in here:
         with contextlib.suppress(ConnectionError):
-            # a run that was killed leaves its files
+            # health may be restarting
             health_client.read(f"{url}/state?nodes=1", 1)
             return [url], nats_url
     raise ConnectionError(
@@ -227,7 +228,7 @@ def addresses(address: str | None) -> tuple[list[str], str | None]:
 def running_here(service: str = "health") -> list[tuple[str, str | None]]:
     """Return the addresses of a service and of NATS for each `muster up` of this user.
 
-    The newest comes first. A killed run is included, because its files are left over.
+    The newest comes first. The files that a killed run left over are skipped.
     """
     import yaml  # noqa: PLC0415  # 0.6 MiB, which `muster top` would need all the time
 
@@ -235,7 +236,7 @@ def running_here(service: str = "health") -> list[tuple[str, str | None]]:
     for log in Path(tempfile.gettempdir()).glob(f"muster-*/{service}.log"):
         # `muster up` removes its files when it ends; other users' directories are not used
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, yaml.YAMLError):
-            if log.stat().st_uid != os.getuid():
+            if log.stat().st_uid != os.getuid() or running.is_left_over(log.parent):
                 continue
             with log.open("rb") as lines:
                 listening = next((line for line in lines if b'"event":"listening"' in line), b"")

@@ -96,7 +96,7 @@ def here() -> list[Running]:
     records = []
     for directory in _directories():
         with contextlib.suppress(OSError, msgspec.MsgspecError, UnicodeDecodeError):
-            if not _is_left_over(directory):
+            if not is_left_over(directory):
                 with (directory / RECORD).open("rb") as file:
                     record = msgspec.json.decode(file.read(_BYTES_MAX), type=Running)
                 # the lock is written once, when the stack starts
@@ -109,7 +109,7 @@ def remove_left_over() -> list[Path]:
     removed = []
     for directory in _directories():
         with contextlib.suppress(OSError):
-            if _is_left_over(directory):
+            if is_left_over(directory):
                 shutil.rmtree(directory)
                 removed.append(directory)
     return removed
@@ -155,8 +155,10 @@ def _directories() -> Iterator[Path]:
                 yield path
 
 
-def _is_left_over(directory: Path) -> bool:
-    """Return whether no process holds the directory's lock."""
+def is_left_over(directory: Path) -> bool:
+    """Return whether no process holds the directory's lock; False if it has no lock."""
+    if not (directory / _LOCK).exists():
+        return False
     with (directory / _LOCK).open("rb") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from muster.cli import events
+from muster.cli import events, health
 from muster.local import running, stack
 from tests.worlds.muster_command import muster
 
@@ -42,6 +42,24 @@ def test_a_stack_is_listed_while_its_process_holds_the_lock_and_removed_afterwar
     os.close(lock)
     assert (running.here(), running.remove_left_over()) == ([], [directory])
     assert not directory.exists()
+
+
+def test_the_services_of_a_killed_stack_are_not_taken_for_those_of_one_that_runs() -> None:
+    locks = {}
+    for number in (1, 2):
+        directory, locks[number] = running.claim()
+        (directory / "health.log").write_text(
+            f'{{"event":"listening","http":"http://127.0.0.1:{number}"}}\n'
+        )
+        settings = directory / "health.yaml"
+        settings.write_text(f"bus: {{url: 'nats://127.0.0.1:{number}'}}")
+        os.utime(settings, (number, number))
+    both = [(f"http://127.0.0.1:{n}", f"nats://127.0.0.1:{n}") for n in (2, 1)]
+    assert health.running_here() == both
+    os.close(locks[2])
+    assert health.running_here() == both[1:]
+    os.close(locks[1])
+    assert health.running_here() == []
 
 
 def test_only_directories_that_a_stack_has_locked_are_removed(tmp_path: Path) -> None:
