@@ -1,6 +1,6 @@
 """Adapter: HTTP: the pages and forms with which people act: silence, expire, send again.
 
-`visitors` decides who may act, and `acts` performs the acts.
+`authorization` decides who may act, and `acts` performs the acts.
 """
 
 import asyncio
@@ -20,7 +20,16 @@ from muster import matching, pacing
 from muster.cli import texts
 from muster.fleet import health_state
 from muster.service import logs
-from muster_console import acts, alert_groups, identities, live, oidc, pages, sessions, visitors
+from muster_console import (
+    acts,
+    alert_groups,
+    authorization,
+    identities,
+    live,
+    oidc,
+    pages,
+    sessions,
+)
 
 POSTS: Final = ("/silence", "/expire", "/send-again", "/sign-out")
 _SEEN_S: Final = 3.0
@@ -45,7 +54,7 @@ class Forms:
         shown: pages.Pages,
         current: live.Live,
         performed: acts.Acts,
-        people: visitors.Visitors,
+        people: authorization.Visitors,
     ) -> None:
         self._pages = shown
         self._live = current
@@ -78,7 +87,7 @@ class Forms:
         """Add a silence, or answer with the form and its errors."""
         try:
             who, fields = await self._visitors.form(request)
-        except visitors.Lapsed as error:
+        except authorization.Lapsed as error:
             entered = _entered(error.fields)
             return self._silence_form(request, entered, problem=error.detail, status=403)
         entered = _entered(fields)
@@ -232,7 +241,7 @@ class Forms:
 
         None if there are no matchers, too many or invalid ones, or if the visitor may not act.
         """
-        visitor = visitors.of(request)
+        visitor = authorization.of(request)
         if visitor is None or visitor.identity is None:
             return None
         try:

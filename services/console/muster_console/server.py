@@ -130,9 +130,9 @@ def _application(
         return security.Guard(
             shown.application(), hosts=settings.hosts, pages_max=settings.pages_max
         )
-    from muster_console import acts, forms, visitors  # noqa: PLC0415  # most consoles only show
+    from muster_console import acts, authorization, forms  # noqa: PLC0415  # most only show
 
-    known = visitors.Visitors(settings.writing, user=commands.user_name())
+    known = authorization.Visitors(settings.writing, user=commands.user_name())
     acting = forms.Forms(shown, current, acts.Acts(connected), known)
     hosts = [*settings.hosts, *known.hosts]
     application = known.around(shown.application(acting.routes()))

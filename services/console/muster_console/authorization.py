@@ -1,4 +1,4 @@
-"""Adapter: HTTP: identifies who requests a page, and reads the forms of people who may act."""
+"""Adapter: HTTP: identifies who requests a page, decides who may act, and reads their forms."""
 
 import asyncio
 import os
