@@ -245,7 +245,7 @@ def _gpus(
 
 
 def _foreign(peer: settings.Format, text: bytes, source: str) -> dict[str, object]:
-    """Return the settings from another plugin's file as a tree. Raises BadSettings."""
+    """Return the settings in another plugin's file as nested dictionaries. Raises BadSettings."""
     from muster_plugin.config import files  # noqa: PLC0415  # see `lean`
 
     imported = files.import_peer(text, source=source, peer=peer, environment=os.environ)

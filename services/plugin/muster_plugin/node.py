@@ -37,7 +37,7 @@ _PODS: Final = "pods"
 _SOCKETS: Final = "sockets"
 _LEAVE_BUS_TIMEOUT_S: Final = 1.0
 _STUCK_S: Final = 120.0
-"""The maximum age of a check: three times the longer period, plus the time of a slow check."""
+"""The maximum age of a check: three of the longest periods, plus the time of a slow check."""
 
 Acquire = Callable[[], Awaitable[None]]
 

@@ -1,6 +1,6 @@
 """Pure: the configuration of GPUs: names, sharing, container options, placement and health.
 
-It covers every setting of NVIDIA's device plugin, which `importers.nvidia` converts. A selector
+It covers all settings of NVIDIA's device plugin; `importers.nvidia` converts them. A selector
 (`model.gpu`) is the index of a GPU (`0` or "0"), the indexes of a GPU and its MIG device ("0:1"),
 or a uuid ("GPU-...", "MIG-..."). In a pattern for a product's name, `*` matches anything. In a
 file, keys are in camel case (`migStrategy`), except keys that end with a unit (`poll_s`).

@@ -86,7 +86,7 @@ _COUNTER_RESET: Final = "its error counter was reset"
 
 
 class EndsWhen(enum.StrEnum):
-    """When a signal's fault ends: when polls rule it out, perhaps after a quiet time, or never."""
+    """When a signal's fault ends: if polls rule it out, after good polls and quiet, or never."""
 
     DENIED = "denied"
     QUIET = "quiet"

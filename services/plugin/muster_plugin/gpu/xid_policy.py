@@ -126,7 +126,7 @@ class CatalogueEntry(msgspec.Struct, frozen=True, array_like=True):
     title: str
     nvidia: str
     then: str
-    """NVIDIA's second step, if the first does not help."""
+    """The recovery step that NVIDIA recommends if the first step does not help."""
     nvsentinel: str
     gpud: str
     plugin: str

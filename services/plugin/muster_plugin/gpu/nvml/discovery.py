@@ -76,8 +76,8 @@ class KernelFiles(msgspec.Struct, frozen=True, kw_only=True):
 class DiscoveredGpus(msgspec.Struct, frozen=True, kw_only=True):
     """The GPUs that answered, and those that did not.
 
-    `handles` are keyed by uuid. `lost` maps the uuid of each GPU of an earlier scan that has no
-    handle now to NVML's name for the error; `gpus` includes these GPUs. `unreadable` lists the GPUs
+    `handles` are keyed by uuid. `lost` has the GPUs of an earlier scan that have no handle now, by
+    uuid, with NVML's name for the error; `gpus` includes these GPUs. `unreadable` lists the GPUs
     that were never read. `count` is the number of GPUs that NVML reports.
     """
 
