@@ -3,8 +3,8 @@
 The plugin has no access to the Kubernetes API, so it cannot read its node's labels. Each generated
 DaemonSet selects the nodes with one value and sets that value in the plugin's `labels`; the
 original DaemonSet avoids these nodes. Each DaemonSet has a different plugin name, because health
-expects a plugin on every node that the plugin's DaemonSet selects. The gate admits at most eight names, and
-only those in its settings.
+expects a plugin on every node that the plugin's DaemonSet selects. The gate admits at
+most eight names, and only those in its settings.
 """
 
 import copy

@@ -178,7 +178,7 @@ class ResourcePlugin:
             self._send(model.Compared(self.machine.generation, displaced, others))
 
     async def run(self) -> None:
-        """Run until `stopping` is set; then stop everything, or leave a server that was handed over."""
+        """Run until `stopping` is set; then stop, except if the server was handed over."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 working = [

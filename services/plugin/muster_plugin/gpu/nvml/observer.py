@@ -5,8 +5,8 @@ it takes. A late call is reported, because its GPU is not monitored meanwhile. N
 and initialised again when GPUs appear or disappear, when the driver is unloaded or when handles are
 stale; no call may be in flight then. The pause between two sessions grows each time. A call that
 has not returned about a minute after the end of its session is abandoned. NVML counts its
-initialisations, so a new session can monitor the other GPUs, and the missing shutdowns are made when
-no call is in flight any more.
+initialisations, so a new session can monitor the other GPUs, and the missing shutdowns are made
+when no call is in flight any more.
 """
 
 import asyncio
