@@ -19,14 +19,14 @@ from muster.service import settings
 from muster_plugin.config import files
 from muster_plugin.config import resources as config_resources
 from muster_plugin.config import settings as config_settings
-from muster_plugin.config.importers import device_nodes, peer_file
+from muster_plugin.config.importers import importer, smarter_and_generic
 
 Format = config_settings.Format
 
 
 def imported(
     text: str | bytes, peer: Format, domain: str | None = None
-) -> peer_file.ImportedConfiguration:
+) -> importer.ImportedConfiguration:
     given = text if isinstance(text, bytes) else text.encode()
     return files.import_peer(given, source="FILE", peer=peer, domain=domain)
 
@@ -519,10 +519,10 @@ def test_any_tree_gives_rules_or_says_why_not(tree: object, peer: Format) -> Non
 
 
 def test_importers_are_given_trees_by_other_programs_too() -> None:
-    assert device_nodes.read_smarter(
+    assert smarter_and_generic.read_smarter(
         [{"devicematch": "^a$", "nummaxdevices": 2.0}]
     ).rules == config_settings.Document(api_version="muster.dev/v1", resources=(each("^a$", 2),))
-    assert device_nodes.read_generic_flags(
+    assert smarter_and_generic.read_generic_flags(
         ["aa,/dev/a,/dev/b"], domain="d.e"
     ).rules == config_settings.Document(
         api_version="muster.dev/v1",

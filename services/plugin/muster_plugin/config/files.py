@@ -13,11 +13,11 @@ import msgspec
 from muster.service import logs, settings
 from muster_plugin.config import settings as config_settings
 from muster_plugin.config.importers import (
-    device_nodes,
     helm_values,
+    importer,
     nvidia,
     nvidia_nodes,
-    peer_file,
+    smarter_and_generic,
 )
 
 _LOGGED_MAX: Final = 1000
@@ -62,7 +62,7 @@ def import_peer(
     domain: str | None = None,
     default: str = "",
     environment: Mapping[str, str] | None = None,
-) -> peer_file.ImportedConfiguration:
+) -> importer.ImportedConfiguration:
     """Return another plugin's configuration, converted to muster's. Raises settings.BadSettings.
 
     `domain` replaces the domain in generic-device-plugin's file or flags. If NVIDIA's
@@ -79,12 +79,12 @@ def import_peer(
             imported = _nvidia(text, source, default, variables)
         else:
             imported = _imported(text, source=source, peer=peer, domain=domain)
-    except peer_file.ImportRejected as error:
+    except importer.ImportRejected as error:
         raise settings.BadSettings([f"{source}: {problem}" for problem in error.problems]) from None
     return imported
 
 
-def log(imported: peer_file.ImportedConfiguration, source: str) -> None:
+def log(imported: importer.ImportedConfiguration, source: str) -> None:
     """Log each difference and each loss once, however often the file is read."""
     for difference in imported.differences:
         _log_difference(source, difference)
@@ -104,9 +104,9 @@ def _log_loss(source: str, loss: str) -> None:
 
 def _imported(
     text: bytes, *, source: str, peer: config_settings.Format, domain: str | None
-) -> peer_file.ImportedConfiguration:
+) -> importer.ImportedConfiguration:
     documents = settings.parse(text, source=source)
-    manifest = peer_file.find_in_manifests(documents)
+    manifest = importer.find_in_manifests(documents)
     if manifest is None:
         return _converted(_only(documents, source), peer, domain)
     if manifest.devices and peer is config_settings.Format.GENERIC:
@@ -114,13 +114,13 @@ def _imported(
             _only(settings.parse(text.encode(), source=f"{source}: --device"), source)
             for text in manifest.devices
         ]
-        return device_nodes.read_generic_flags(flags, domain=domain or manifest.domain)
+        return smarter_and_generic.read_generic_flags(flags, domain=domain or manifest.domain)
     return _converted(_only_document(manifest, peer, source), peer, domain)
 
 
 def _nvidia(
     text: bytes, source: str, default: str, variables: nvidia.Variables
-) -> peer_file.ImportedConfiguration:
+) -> importer.ImportedConfiguration:
     """Import NVIDIA's file, manifests or Helm values; `variables` override variables in them."""
     peer = config_settings.Format.NVIDIA
     documents = settings.parse(text, source=source)
@@ -140,24 +140,24 @@ def _nvidia(
         imported = nvidia.read({}, *inputs)
     else:
         imported = nvidia.read(_only_document(content, peer, source), *inputs)
-    return peer_file.ImportedConfiguration(
+    return importer.ImportedConfiguration(
         rules=imported.rules,
         differences=(*content.differences, *imported.differences),
         losses=(*content.losses, *imported.losses),
     )
 
 
-def _nvidia_content(documents: Sequence[Any]) -> peer_file.ManifestContent | None:
+def _nvidia_content(documents: Sequence[Any]) -> importer.ManifestContent | None:
     """Return the content of manifests or Helm values; None for other documents."""
-    content = peer_file.find_in_manifests(documents)
+    content = importer.find_in_manifests(documents)
     if content is None:
         return helm_values.of_nvidia(documents[0]) if len(documents) == 1 else None
-    policy = peer_file.cluster_policy(documents)
+    policy = importer.cluster_policy(documents)
     if policy is None:
         return content
     operator = helm_values.of_operator(policy)
     losses = [loss for loss in operator.losses if not (content.files and "ConfigMap" in loss)]
-    return peer_file.ManifestContent(
+    return importer.ManifestContent(
         files=(*content.files, *operator.files),
         devices=(),
         domain=None,
@@ -179,14 +179,14 @@ def _hints(document: Any, source: str) -> Iterator[str]:
 
 def _converted(
     document: Any, peer: config_settings.Format, domain: str | None
-) -> peer_file.ImportedConfiguration:
+) -> importer.ImportedConfiguration:
     if peer is config_settings.Format.SMARTER:
-        return device_nodes.read_smarter(helm_values.smarter_list(document))
-    return device_nodes.read_generic(document, domain=domain)
+        return smarter_and_generic.read_smarter(helm_values.smarter_list(document))
+    return smarter_and_generic.read_generic(document, domain=domain)
 
 
 def _only_document(
-    manifest: peer_file.ManifestContent, written_for: config_settings.Format, source: str
+    manifest: importer.ManifestContent, written_for: config_settings.Format, source: str
 ) -> Any:
     """Return the only configuration in the manifests. Raises BadSettings for none or several."""
     documents = _files(manifest, written_for, source)
@@ -200,7 +200,7 @@ def _only_document(
 
 
 def _files(
-    manifest: peer_file.ManifestContent, written_for: config_settings.Format, source: str
+    manifest: importer.ManifestContent, written_for: config_settings.Format, source: str
 ) -> list[tuple[str, Any]]:
     """Return the configurations in the manifests, each with its file's name."""
     matching: list[tuple[str, Any]] = []

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from muster import inventory_pages, vocabulary
+from muster import inventory_pages, vocabulary, wording
 from muster_plugin.config import resources as config_resources
 from muster_plugin.config import settings
 from muster_plugin.discovery import resource_plan
@@ -199,7 +199,7 @@ class Inventory:
             return ""
         # GPUs may be configured on a node without GPUs; only unusable GPUs are a problem
         return (
-            f"{scan.on_bus} NVIDIA GPUs on the PCI bus cannot be used: "
+            f"{wording.counted(scan.on_bus, 'NVIDIA GPU')} on the PCI bus cannot be used: "
             f"{scan.driver}: {scan.problem}"
         )[:1000]
 

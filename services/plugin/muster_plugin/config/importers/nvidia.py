@@ -14,7 +14,7 @@ import msgspec
 
 from muster_plugin.config import gpus as config_gpus
 from muster_plugin.config import settings
-from muster_plugin.config.importers import iktos, nvidia_settings, peer_file
+from muster_plugin.config.importers import iktos, importer, nvidia_settings
 from muster_plugin.model import errors
 
 Kind = nvidia_settings.Kind
@@ -91,13 +91,13 @@ def read(
     arguments: Sequence[str] = (),
     environment: Variables = (),
     elsewhere: Sequence[str] = (),
-) -> peer_file.ImportedConfiguration:
+) -> importer.ImportedConfiguration:
     """Return the configuration with a section `gpus`. Raises ImportRejected.
 
     `elsewhere` names variables whose values are unknown. A configuration that is a string has the
     iktos fork's format, `original:new:replicas,...`.
     """
-    reader = peer_file.Reader("NVIDIA")
+    reader = importer.Reader("NVIDIA")
     ours: _Tree = {}
     file: _Tree = {}
     if isinstance(configuration, str) and ":" in configuration:
@@ -129,7 +129,7 @@ def read(
 
 
 def _note_unread(
-    reader: peer_file.Reader, arguments: Sequence[str], elsewhere: Sequence[str]
+    reader: importer.Reader, arguments: Sequence[str], elsewhere: Sequence[str]
 ) -> None:
     for flag in dict.fromkeys(text.partition("=")[0] for text in arguments):
         if flag.startswith("--") and flag not in _FLAGS:
@@ -137,25 +137,25 @@ def _note_unread(
     for variable in dict.fromkeys(elsewhere):
         if variable in _VARIABLES:
             reader.note_loss(variable, "its value is not in the manifests (valueFrom)")
-        elif variable == peer_file.ENV_FROM:
+        elif variable == importer.ENV_FROM:
             reader.note_loss(variable, "its variables are not in the manifests")
 
 
-def _imported(reader: peer_file.Reader, ours: _Tree) -> peer_file.ImportedConfiguration:
+def _imported(reader: importer.Reader, ours: _Tree) -> importer.ImportedConfiguration:
     if reader.problems:
-        raise peer_file.ImportRejected(reader.problems)
+        raise importer.ImportRejected(reader.problems)
     try:
         gpus = msgspec.convert(ours, config_gpus.Gpus, strict=True)
         rules = settings.Document(api_version=settings.API_VERSION, gpus=gpus)
     except ValueError as error:
-        raise peer_file.ImportRejected(
+        raise importer.ImportRejected(
             [f"gpus: {error}".replace(" - at `$", " - at `gpus")]
         ) from None
     reader.differences.extend(_GENERAL)
     return reader.result(rules)
 
 
-def _keys(reader: peer_file.Reader, file: _Tree, section: str) -> Iterator[tuple[str, _Value]]:
+def _keys(reader: importer.Reader, file: _Tree, section: str) -> Iterator[tuple[str, _Value]]:
     """Yield every setting in one section of the file, each with its path."""
     value: object = file
     for word in section.split("."):
@@ -182,7 +182,7 @@ def _known(section: str) -> tuple[str, ...]:
 
 
 def _effective(
-    reader: peer_file.Reader,
+    reader: importer.Reader,
     setting: nvidia_settings.Setting,
     file: Mapping[str, _Value],
     arguments: Sequence[str],
@@ -192,7 +192,7 @@ def _effective(
     values: list[_Source] = []
     is_switch = setting.kind is Kind.FLAG
     for flag in setting.flags:
-        texts = dict.fromkeys(peer_file.flag_values(arguments, flag, is_switch=is_switch))
+        texts = dict.fromkeys(importer.flag_values(arguments, flag, is_switch=is_switch))
         if setting.kind in {Kind.LIST, Kind.NUMBERS} and texts:
             texts = {",".join(texts): None}
         values += [_Source(value, flag) for value in texts]
@@ -218,7 +218,7 @@ def _dashed(argument: str) -> str:
 
 
 def _apply(
-    reader: peer_file.Reader, setting: nvidia_settings.Setting, source: _Source, ours: _Tree
+    reader: importer.Reader, setting: nvidia_settings.Setting, source: _Source, ours: _Tree
 ) -> None:
     """Set muster's equivalent of a setting, or report what muster does instead."""
     before = len(reader.problems)
@@ -246,10 +246,10 @@ def _apply(
     if not {"cdi-annotations", "cdi-cri"}.isdisjoint(_plain(value).split(",")):
         reader.note_loss(source.path, nvidia_settings.CDI_SPEC)
     if value not in ([], ""):
-        peer_file.put(ours, setting.ours, value)
+        importer.put(ours, setting.ours, value)
 
 
-def _value(reader: peer_file.Reader, kind: nvidia_settings.Kind, source: _Source) -> object:
+def _value(reader: importer.Reader, kind: nvidia_settings.Kind, source: _Source) -> object:
     """Return a value converted to the type that it has in the file; report any problem."""
     value, path = source.value, source.path
     match kind:
@@ -276,9 +276,9 @@ def _numbers(text: str) -> list[object]:
     return [int(p) if p.isascii() and p.isdecimal() and len(p) < 10 else p for p in parts if p]  # noqa: PLR2004  # longer ones are nonsense
 
 
-def _read_fork(reader: peer_file.Reader, text: str, path: str, ours: _Tree) -> None:
+def _read_fork(reader: importer.Reader, text: str, path: str, ours: _Tree) -> None:
     shared, renamed = iktos.read(text, path, reader)
     if shared:
-        peer_file.put(ours, "sharing.resources", shared)
+        importer.put(ours, "sharing.resources", shared)
     if renamed:
         ours["resources"] = renamed

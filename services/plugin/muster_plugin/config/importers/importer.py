@@ -1,4 +1,4 @@
-"""Pure: reads another plugin's configuration as that plugin does, and reports ignored keys.
+"""Pure: what all importers share: reads values as the other plugin does, reports ignored keys.
 
 A problem is a setting that the other plugin refuses too, or that has a different meaning in muster.
 A loss is behaviour of the other plugin that muster does not reproduce, such as serving devices
