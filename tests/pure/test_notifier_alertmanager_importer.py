@@ -266,7 +266,7 @@ NOBODY_ELSE = (
 )
 NO_ROUTE = "no imported route leads to it, so it gets no muster alerts"
 NO_PART = "no part of it is imported: nobody is notified of alerts routed to it"
-OTHER_KIND = "this kind is not imported: it gets no notifications"
+OTHER_KIND = "receivers of this kind are not imported and get no notifications"
 NO_LOGIN = "not imported: the receiver may refuse notifications without it"
 NO_KEY = "not imported: no routing_key (service_key is Events API v1)"
 NO_RELAY_LOGIN = "not imported: no auth_password, so the relay may refuse"
@@ -410,11 +410,11 @@ def test_rules_and_routes_that_would_mean_something_else_here_are_left_out(
             'inhibit_rules.1.source_matchers: alertname="Watchdog": no alertname is called'
             " Watchdog: not imported"
         ),
-        "inhibit_rules.1: not imported: no muster alert matches it, or every one does",
+        "inhibit_rules.1: not imported: no muster alert matches it, or every alert does",
         "inhibit_rules.2.equal: no muster alert has cluster: left out",
         (
-            'route.routes.0.matchers: env!="dev": no alert has a label env: left out, as it always'
-            " matches"
+            'route.routes.0.matchers: env!="dev": no alert has a label env: left out, because it'
+            " always matches"
         ),
     ]
     assert imported.routes[0].matchers == ('severity="critical"', 'node=~"gpu-.*"')

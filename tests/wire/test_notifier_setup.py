@@ -172,9 +172,9 @@ HOST: Final = ("--host", "smtp.example.com")
             "pass --secret-file FILE with this content: Bot token (xoxb-...), or URL ",
         ),
         (("slack",), " \n", "the secret is empty"),
-        (("slack",), "a\nb", "the secret is longer than one line of 16 KiB, or not printable"),
+        (("slack",), "a\nb", "the secret must be one printable line of at most 16 KiB"),
         (("slack",), "xoxb-1", "--channel is required"),
-        (("slack", "--channel", "#a"), "https://a", "--channel: an incoming webhook has its own "),
+        (("slack", "--channel", "#a"), "https://a", "--channel: an incoming webhook has a fixed "),
         (
             ("slack", "--name", "../x"),
             "https://a",
@@ -184,7 +184,7 @@ HOST: Final = ("--host", "smtp.example.com")
         (
             ("webhook", "--url", "https://a", "--directory", "."),
             None,
-            "`muster up` has a receiver webhook of its own: choose another --name",
+            "`muster up` already has a receiver webhook: choose another --name",
         ),
         (("teams",), "no url", "receiver teams: "),
         (("pagerduty", "--url", "x"), "R0", "pagerduty: pagerduty.url: "),

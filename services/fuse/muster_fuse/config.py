@@ -47,8 +47,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """How long a mount's daemon may be silent before the mount counts as hung."""
 
     lingering_s: Seconds = 120.0
-    """How long a mount may prevent a killed process of its pod from ending before it is reported.
-    """
+    """How long a killed process of a hung mount's pod may take to end before this is reported."""
 
 
 class Kubelet(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,10 +68,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     node: Annotated[str, msgspec.Meta(pattern=r"^([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?)?$")] = ""
 
     namespaces: Annotated[tuple[Pattern, ...], msgspec.Meta(min_length=1, max_length=1000)] = ("*",)
-    """Shell patterns for the namespaces whose pods may have volumes."""
+    """Shell patterns for the namespaces whose pods may have the broker's volume."""
 
     pods_max: Count = 500
-    """The maximum number of pods with volumes on a node."""
+    """The maximum number of pods on a node with the broker's volume."""
 
     limits: Limits = Limits()
     state: Path = "/var/lib/muster-fuse"

@@ -25,7 +25,7 @@ REFUSED: Final = metrics.counter(
     decision.Reason,
 )
 ABORTED: Final = prometheus_client.Counter(
-    "muster_fuse_aborted_total", "Connections aborted, most of them left behind by ended pods."
+    "muster_fuse_aborted_total", "FUSE connections aborted, usually after their pod had ended."
 )
 UNPUBLISHED: Final = prometheus_client.Counter(
     "muster_fuse_events_unpublished_total",

@@ -43,7 +43,7 @@ class SelfCheck:
         """How long the last self-test took."""
         self.tested_at: float | None = None
         self.answered_at = time.monotonic()
-        """When the broker last answered a hello; before the first, when it started."""
+        """When the broker last answered a hello; before that, when this object was created."""
         self.changed = asyncio.Event()
         """Set when the outcome of a test differs from that of the previous test."""
         self._broker = broker

@@ -1,6 +1,6 @@
 """Routes and groups alerts, and notifies the right people once.
 
 `routing` decides who is notified of which alerts and when. `receivers` sends notifications to
-people, `delivery` empties the outbox, and `config` reads the settings. `monitor` raises the
+people, `delivery` queues and retries them, and `config` reads the settings. `monitor` raises the
 notifier's own alerts, `__main__` runs the process, and `cli` defines the commands.
 """

@@ -188,7 +188,7 @@ class _Notifier:
         return self._bus.link.problem() or restoring
 
     def _nats_problem(self) -> str:
-        """Return why NATS cannot be used, if we are no longer the leader; otherwise empty."""
+        """Return why a notifier that has lost the leadership is not ready; otherwise empty."""
         if not self.election.has_led or self.election.is_leader:
             return ""
         return self.problem() or ""
@@ -209,7 +209,7 @@ class _Notifier:
         return self.election.is_leader and self.problem() is None
 
     def state(self) -> probes.Answer:
-        """Return our role, the groups, the active silences, and problems of receivers, as JSON."""
+        """Return role, groups, active silences, and problems of receivers and health, as JSON."""
         state = {
             "acts": self.election.is_leader,
             "groups": self._machine.view(self._clock()),
@@ -221,12 +221,12 @@ class _Notifier:
         return 200, "application/json", msgspec.json.encode(state)
 
     async def lost(self) -> None:
-        """Wait until another notifier leads, and until our alert about NATS is resolved."""
+        """Wait until another notifier leads, and briefly until our alert about NATS is resolved."""
         await self.election.lost()
         await self._outage_alarm.settle()
 
     async def run(self) -> None:
-        """Notify people forever; during an outage of NATS, notify the receivers of it directly."""
+        """Notify people forever; during an outage of NATS, send an alert about it without NATS."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._lead())
             if self._settings.watchdog.enabled:

@@ -32,7 +32,7 @@ _NO_SETTINGS: Final = "no `muster up` of yours is running; pass --context CONTEX
 _Config = Annotated[
     Path | None,
     Parameter(
-        name="--config", help="A notifier settings file to use instead of a running notifier."
+        name="--config", help="Use this settings file instead of the running notifier's settings."
     ),
 ]
 _Context = Annotated[
@@ -41,7 +41,7 @@ _Context = Annotated[
 _Namespace = Annotated[str, Parameter(help="The namespace of muster in that cluster.")]
 _Format = Annotated[
     Literal["muster", "alertmanager"],
-    Parameter(name="--config-format", help="The format of that file: muster's or Alertmanager's."),
+    Parameter(name="--config-format", help="The format of --config: muster's or Alertmanager's."),
 ]
 
 app = cyclopts.App(
@@ -72,7 +72,7 @@ def run_test(
     receiver
         The receiver's name.
     json
-        Print one JSON object.
+        Print a JSON array with one object for each message of the test.
 
     """
     if config is None:
@@ -104,7 +104,7 @@ def run_explain(
     offline: output.Flag = False,
     json: output.Json = False,
 ) -> int:
-    """Print which routes, groups and mutes an alert would match, and who is notified.
+    """Print which routes, groups and mutes an alert would match, and who would be notified.
 
     The exit code is 1 if nobody is notified. With neither `--context` nor `--config`, the settings
     are those of `muster up` on this machine.
@@ -169,9 +169,9 @@ def _in_cluster(call: Callable[[], int], context: str | None, namespace: str) ->
 
 @app.command(name="import")
 def run_import(file: Path, /, *, accept_losses: output.Flag = False) -> int:
-    """Convert an Alertmanager configuration and print it; list left-out parts on stderr.
+    """Print an Alertmanager configuration as muster's settings; list left-out parts on stderr.
 
-    If somebody would no longer be notified, nothing is printed and the exit code is 1.
+    If somebody would no longer be notified, no settings are printed, and the exit code is 1.
 
     Parameters
     ----------
@@ -197,7 +197,7 @@ def run_import(file: Path, /, *, accept_losses: output.Flag = False) -> int:
 
 
 def _read(file: Path, config_format: str) -> schema.Settings:
-    """Return the settings in a file, with the receivers in their directory, if it is readable."""
+    """Return the settings in a file, plus the receivers in its receivers directory, if readable."""
     configured = files.read(file, written_for=config_format, environment=os.environ)
     with contextlib.suppress(OSError):
         if place := configured.receivers_directory:
@@ -234,7 +234,7 @@ class _Matched(msgspec.Struct, frozen=True):
     timing: routes.Timing
     receivers: tuple[str, ...]
     logs: tuple[str, ...]
-    """The receivers that are only the notifier's log."""
+    """The receivers of the kind `console`, which only write to the notifier's log."""
     muted: muting.Muted | None
 
     def lines(self) -> list[str]:
@@ -256,7 +256,7 @@ class _Matched(msgspec.Struct, frozen=True):
 class _Explanation(msgspec.Struct, frozen=True):
     """How an alert is routed. `owners` lists the receivers that its pods' owners may name.
 
-    `notified` lists the receivers that are notified now, except the console, which is a log.
+    `notified` lists the receivers that are notified now, without those of the kind `console`.
     """
 
     alert: str
@@ -287,7 +287,7 @@ def _muted(muted: muting.Muted) -> str:
 async def _explain_running(
     labels: Mapping[str, str], context: str, namespace: str, *, as_json: bool
 ) -> int:
-    """Explain with the running notifier's settings and receivers; return the exit code."""
+    """Explain how the running notifier would route these labels; return the exit code."""
     try:
         configured = await running.settings_in(context, namespace)
         mutes = schema.initial_muting(configured)
@@ -375,7 +375,7 @@ def _parse_labels(text: str) -> dict[str, str]:
 
 
 async def _read_bus(connected: bus.Bus, mutes: muting.Muting) -> None:
-    """Add to `mutes` the current silences, maintenance and alerts, read from NATS."""
+    """Read the current silences, maintenance and alerts from NATS into `mutes`."""
     async for change in storage.follow(connected.link, streams.SILENCES):
         if change is None:
             break

@@ -1,9 +1,10 @@
 """Adapter: raises the notifier's own alerts, and announces its receivers on the bus.
 
-Alerts are raised while health is silent and while there are dead letters. If a URL is configured,
-it is pinged as long as the notifier works, for an external monitor.
+Alerts are raised while health is silent and while there are dead letters. If a ping URL is
+configured, it is requested periodically while the notifier works, and an external monitor can
+report missing pings.
 
-The watchdog of health: if health's ticks stop, plugins are not monitored.
+The watchdog checks that health sends ticks, because without health, plugins are not monitored.
 
 | state    | input                               | next      | output    |
 |----------|-------------------------------------|-----------|-----------|
@@ -14,7 +15,7 @@ The watchdog of health: if health's ticks stop, plugins are not monitored.
 | silent   | tick                                | ticking   | Recovered |
 | any      | connection lost                     | unchanged, and the deadline stops |
 | any      | connection restored                 | unchanged, and the deadline restarts |
-| any      | the notifier was late               | unchanged, and the deadline restarts |
+| any      | the notifier stalled                | unchanged, and the deadline restarts |
 
 A tick from an earlier term than the newest is ignored. An earlier term is accepted again once the
 newest leader has been silent for a whole deadline (if the lock's bucket was lost, terms restart at
@@ -46,11 +47,11 @@ _NAMES_MAX: Final = 64
 _DEAD_LETTERS: Final = "notifications could not be delivered"
 ADVICE: Final = {
     vocabulary.AlertKind.DEAD_LETTERS: (
-        "`muster dlq list` shows why; once the receiver works again, `muster dlq replay all` sends "
+        "`muster dlq list` shows why; when the receiver works again, `muster dlq replay all` sends "
         "the notifications"
     ),
     vocabulary.AlertKind.HEALTH_SILENT: (
-        "run `muster doctor`, then read the logs of the muster-health pods; delete one that hangs"
+        "run `muster doctor`, then read the logs of the muster-health pods; delete a pod that hangs"
     ),
 }
 """What to do first about the notifier's own alerts."""
@@ -63,7 +64,7 @@ _RECEIVERS = prometheus_client.Gauge(
 )
 _REFUSED = prometheus_client.Gauge(
     "muster_notifier_refused_receivers",
-    "Receivers of the directory that are left out, because their settings cannot be used.",
+    "Receivers in receivers_directory that are left out, because they cannot be used.",
 )
 _PINGS = metrics.counter(
     "muster_notifier_pings_total",
@@ -79,17 +80,17 @@ _LATE_S: Final = 1.0
 
 @dataclass(frozen=True, slots=True)
 class BusLost:
-    """Our own connection is down, so missing ticks prove nothing."""
+    """Our connection to NATS is down, so missing ticks do not show that health is silent."""
 
 
 @dataclass(frozen=True, slots=True)
 class BusRestored:
-    """Our own connection is up, or up again."""
+    """Our connection to NATS is up, for the first time or again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Silent:
-    """No tick for `seconds`; `holder` was the last leader, empty if there never was a tick."""
+    """No tick came for `seconds`; `holder` sent the last one, or is empty if none ever came."""
 
     seconds: float
     holder: str
@@ -137,7 +138,7 @@ class Watchdog:
                 return self._tick(event, now)
 
     def tick(self, now: float) -> Sequence[Output]:
-        """Report silence at the deadline; if this process was late itself, restart the deadline."""
+        """Report silence at the deadline; if this process itself stalled, restart the deadline."""
         if self._deadline is None or now < self._deadline:
             return ()
         if now > self._deadline + _LATE_S:
@@ -154,7 +155,7 @@ class Watchdog:
         return self._deadline
 
     def is_stale(self, term: int) -> bool:
-        """Return whether this is the term of a former leader of health."""
+        """Return whether `term` is certainly the term of a former leader of health."""
         return term < self.term and not self.is_silent and self._is_certain
 
     def _tick(self, event: vocabulary.WatchdogTicked, now: float) -> Sequence[Output]:
@@ -179,7 +180,7 @@ class Watchdog:
 
 
 class OwnAlerts:
-    """Raises our own alerts, in the same form as those from the bus, and passes them to `emit`."""
+    """Raises the notifier's own alerts; passes them to `emit` as events like those on the bus."""
 
     def __init__(
         self,
@@ -198,7 +199,7 @@ class OwnAlerts:
 
     @property
     def firing(self) -> tuple[vocabulary.AlertChanged, ...]:
-        """The alerts that fire."""
+        """The notifier's own alerts that fire now."""
         alerts = self._last.values()
         return tuple(each for each in alerts if each.state is vocabulary.AlertState.FIRING)
 
@@ -210,7 +211,7 @@ class OwnAlerts:
         self._changed.clear()
 
     def restore(self, entries: Iterable[notifications.LedgerEntry]) -> None:
-        """Restore the start times of the alerts that a former process notified people of."""
+        """Restore the start times of the alerts about which an earlier process notified people."""
         for entry in sorted(entries, key=lambda entry: entry.at):
             for kind in ADVICE:
                 if entry.firing == (_fingerprint(kind),) and entry.starts_at is not None:
@@ -223,7 +224,7 @@ class OwnAlerts:
             await asyncio.sleep(_COUNT_S)
 
     async def count_dead_letters(self, dead: Sequence[str], *, at: datetime) -> None:
-        """Raise or resolve the alert about dead letters; those about this alert do not count."""
+        """Raise or resolve the alert about dead letters; ignore dead letters about this alert."""
         _DEAD.set(len(dead))
         about_this = sum(map(dead_letters.is_about_dead, dead))
         count = len(dead) - about_this
@@ -330,7 +331,7 @@ def count_receivers(kinds: Mapping[str, str]) -> None:
 
 
 def log_refused(refused: Mapping[str, str]) -> None:
-    """Count and log the receivers of the directory that are left out; `refused` has the reasons."""
+    """Count and log the receivers that are left out; `refused` maps their names to the reasons."""
     _REFUSED.set(len(refused))
     for name, reason in refused.items():
         logs.logger().error("receiver_unusable", receiver=name, error=reason[:1000])
@@ -343,7 +344,7 @@ async def announce(
     *,
     refused: Sequence[str] = (),
 ) -> None:
-    """Publish the receivers and our firing alerts periodically, and after each change."""
+    """Publish the receivers and our firing alerts periodically, and when an alert changes."""
     while True:
         event = vocabulary.ReceiversConfigured(
             node=vocabulary.FLEET,

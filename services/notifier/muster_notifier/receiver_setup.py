@@ -1,7 +1,8 @@
 """Adapter: the `muster notify setup` commands: test a receiver, then add it to the notifier.
 
-The receiver is written to the notifier's Secret of receivers, with the rights of the kubeconfig's
-user, or printed. Secrets are read from files or from a prompt without echo, never from an option.
+The receiver is written to a directory or, with the rights of the kubeconfig's user, to the
+notifier's Secret of receivers; or it is printed as a manifest. Secrets are read from files or from
+a prompt without echo, never from an option.
 """
 
 import asyncio
@@ -48,9 +49,10 @@ class _Options:
     secret_file
         A file with the receiver's secret; without it, the command prompts for the secret.
     context
-        The kubeconfig context of muster's cluster; without it, the manifest is printed.
+        The kubeconfig context of muster's cluster; without it and --directory, the manifest is
+        printed.
     directory
-        Write to this directory instead: the one of `muster up --receivers DIRECTORY`.
+        Write to this directory, for `muster up --receivers DIRECTORY`, instead of a cluster.
     namespace
         The namespace of muster in that cluster.
     print_
@@ -74,9 +76,7 @@ class _Options:
 
 _OPTIONS: Final = _Options()
 _Common = Annotated[_Options, Parameter(name="*")]
-_Reach = Annotated[
-    receiver_settings.Reach, Parameter(help="Which of your own networks requests may reach.")
-]
+_Reach = Annotated[receiver_settings.Reach, Parameter(help="Which addresses requests may reach.")]
 _PUBLIC: Final = receiver_settings.Reach.PUBLIC
 
 
@@ -91,7 +91,7 @@ def slack(*, channel: str = "", reach: _Reach = _PUBLIC, options: _Common = _OPT
     Parameters
     ----------
     channel
-        The channel for a bot token, such as `#gpu-ops`; an incoming webhook has its own.
+        The channel for a bot token, such as `#gpu-ops`; an incoming webhook has a fixed channel.
 
     """
 
@@ -100,7 +100,7 @@ def slack(*, channel: str = "", reach: _Reach = _PUBLIC, options: _Common = _OPT
         if not setup_plan.is_slack_webhook(secret):
             to = _text(channel, "--channel", "Channel, such as #gpu-ops:")
         elif channel:
-            raise _Unusable("--channel: an incoming webhook has its own channel")
+            raise _Unusable("--channel: an incoming webhook has a fixed channel")
         else:
             to = ""
         return setup_plan.slack(name, secret, channel=to, reach=reach)
@@ -115,7 +115,7 @@ def pagerduty(*, url: str = "", reach: _Reach = _PUBLIC, options: _Common = _OPT
     Parameters
     ----------
     url
-        For the EU: https://events.eu.pagerduty.com/v2/enqueue.
+        The address of the Events API; for the EU: https://events.eu.pagerduty.com/v2/enqueue.
 
     """
 
@@ -144,7 +144,7 @@ def email(
     host
         The mail relay.
     port
-        Its port.
+        The relay's port.
     sender
         The sender's address.
     to
@@ -222,13 +222,13 @@ def _set_up(kind: str, make: Callable[[str], setup_plan.Plan], options: _Options
 
 
 def _refusal(plan: setup_plan.Plan, options: _Options) -> str | None:
-    """Return why the receiver must not be written; None or empty if it may be.
+    """Return why the receiver must not be written; None or an empty text otherwise.
 
     Raises _Unusable, Unusable and Unreachable.
     """
     if options.directory is not None:
         if plan.name in central_settings.RECEIVERS:
-            return f"`muster up` has a receiver {plan.name} of its own: choose another --name"
+            return f"`muster up` already has a receiver {plan.name}: choose another --name"
         return plan.refusal(_present(options.directory), replaces=options.replace)
     if options.context is None or options.print_:
         return None
@@ -283,7 +283,7 @@ def _print(plan: setup_plan.Plan, options: _Options) -> int:
 
 
 def _present(place: Path) -> dict[str, bytes]:
-    """Return the files of a directory of receivers. Raises _Unusable."""
+    """Return the contents of the files in a receivers directory, by name. Raises _Unusable."""
     try:
         return {file.name: file.read_bytes() for file in place.iterdir() if file.is_file()}
     except OSError as error:
@@ -310,7 +310,7 @@ def _write_files(plan: setup_plan.Plan, place: Path) -> int:
 
 
 async def _refusal_of_cluster(plan: setup_plan.Plan, options: _Options, context: str) -> str | None:
-    """Return why the receiver must not be written to the cluster; empty if it may be.
+    """Return why the receiver must not be written to the cluster; an empty text otherwise.
 
     Raises Unreachable and Unusable.
     """
@@ -376,5 +376,5 @@ def _secret(options: _Options, question: str) -> str:
     if not secret:
         raise _Unusable("the secret is empty")
     if len(secret) > _SECRET_BYTES_MAX or not secret.isprintable():
-        raise _Unusable("the secret is longer than one line of 16 KiB, or not printable")
+        raise _Unusable("the secret must be one printable line of at most 16 KiB")
     return secret

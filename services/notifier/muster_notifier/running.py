@@ -26,7 +26,7 @@ LIMIT_S: Final = 90.0
 """The time limit of a command."""
 _ANSWER_S: Final = 30.0
 _CLOCKS_S: Final = 600.0
-"""The tolerated difference between this machine's clock and the server's."""
+"""The tolerated difference between this machine's clock and the NATS server's, in seconds."""
 
 
 class Unusable(Exception):
@@ -65,10 +65,10 @@ async def configured_names(context: str, namespace: str) -> list[str]:
 async def more_receivers(
     link: bus.Bus, configured: schema.Settings
 ) -> tuple[receiver_settings.Receiver, ...]:
-    """Return the receivers that the notifier has in addition to its settings.
+    """Return the running notifier's receivers that are not in the settings `configured`.
 
-    The notifier publishes only names and kinds, so each receiver except the console is returned as
-    a file receiver.
+    The notifier publishes only names and kinds, so a receiver of any kind except console is
+    returned as a file receiver.
     """
     announced = await _announced(link)
     known = {receiver.name for receiver in configured.receivers}
@@ -112,7 +112,7 @@ async def _announced(link: bus.Bus) -> vocabulary.ReceiversConfigured:
 async def _deliver(
     link: bus.Bus, notification: notifications.Notification
 ) -> sample_message.Attempt:
-    """Put a test message into the outbox, and return its result."""
+    """Put a test message into the outbox, wait for its result, and return that."""
     name = notification.receiver
     subject = f"muster.outbox.{name}.test"
     period = int(notification.at.timestamp()) // queue.TEST_EVERY_S
@@ -155,6 +155,6 @@ def _is_about(
 
 
 def _outcome(word: str) -> results.Outcome:
-    """Return the outcome with this name; REJECTED for a name that only a newer notifier knows."""
+    """Return the outcome with this name; REJECTED for a name that only newer notifiers use."""
     is_known = word in set(results.Outcome)
     return results.Outcome(word) if is_known else results.Outcome.REJECTED

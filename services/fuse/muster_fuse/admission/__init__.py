@@ -1,1 +1,1 @@
-"""The admission webhook: gives pods the FUSE broker's volume, not the resource it replaces."""
+"""The admission webhook: adds the FUSE broker's volume to pods that request FUSE."""

@@ -141,7 +141,7 @@ class CertificateStore:
             self._problem = ""
 
     async def _held(self) -> dict[str, bytes]:
-        """Perform a step if it is due, and return the Secret's data."""
+        """Change the certificates in the Secret if a step is due; return the Secret's data."""
         for _ in range(_ATTEMPTS):
             answer = await self._api.request("GET", self._secret, timeout_s=self._timeout_s)
             secret = _decoded(answer, _Secret)
@@ -214,7 +214,7 @@ class CertificateStore:
     def _choose(
         self, connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext
     ) -> int | None:
-        """Select the current certificate for a connection; return an alert if there is none."""
+        """Select the current certificate for a connection; return a TLS alert if there is none."""
         if self._certified is None:
             return ssl.ALERT_DESCRIPTION_INTERNAL_ERROR
         connection.context = self._certified
@@ -267,7 +267,7 @@ def _context() -> ssl.SSLContext:
 
 
 def _certified(pem: bytes) -> ssl.SSLContext:
-    """Return a context with a certificate and its key."""
+    """Return a TLS context with a certificate and its key."""
     context = _context()
     # Python's ssl module reads certificates only from files; other users cannot read this one
     with tempfile.NamedTemporaryFile() as file:

@@ -71,7 +71,7 @@ def issue(names: Sequence[str], *, at: float, lifetime_s: float) -> Issued:
 
 
 def validity(certificate: bytes, key: bytes, names: Sequence[str]) -> renewal.Validity | None:
-    """Return a certificate's validity; None if it does not fit this key and these names."""
+    """Return a certificate's validity; None if unreadable, or not for this key and these names."""
     try:
         parsed = x509.load_pem_x509_certificate(certificate)
         private = serialization.load_pem_private_key(key, password=None)

@@ -25,7 +25,7 @@ class Kubernetes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Certificates(msgspec.Struct, frozen=True, kw_only=True):
-    """The lifetime of certificates; the next one is issued after two thirds of it."""
+    """When certificates are replaced; the next one is issued after two thirds of `lifetime_s`."""
 
     lifetime_s: Annotated[float, msgspec.Meta(ge=10, le=31_536_000)] = 7_776_000.0
     settle_s: Annotated[float, msgspec.Meta(ge=1, le=86_400)] = 600.0

@@ -9,7 +9,7 @@ volume's four mounts. Whether a container can then use the broker depends on CAP
 | `/dev/fuse` in the container | without CAP_SYS_ADMIN | with it |
 |---|---|---|
 | the broker's stub, no device | mount(2): EPERM, the library calls fusermount3 | EINVAL, no mount |
-| none | open: ENOENT, no mount | the same |
+| none | open: ENOENT, no mount | open: ENOENT, no mount |
 
 So a container that keeps CAP_SYS_ADMIN cannot use the broker. If it does not request the resource,
 the capability may serve another purpose: the container stays unchanged, without mounts, and the
@@ -18,8 +18,8 @@ pod is changed completely or not at all: any conflict, such as a foreign mount a
 leaves the pod unchanged.
 
 Anyone who reaches the webhook's port can send it a pod. So the size of a pod and of its patch is
-limited, the work is proportional to the size, and texts quote of the pod only valid names of
-containers and single words.
+limited, the work is proportional to the size, and texts quote nothing from the pod except valid
+container names, single words and paths of the broker's mounts.
 """
 
 import contextlib
@@ -59,7 +59,7 @@ VOLUMES_MAX: Final = 1_000
 MOUNTS_MAX: Final = 5_000
 """The maximum number of mounts and block devices in all containers of a pod together."""
 PATCH_BYTES_MAX: Final = 256 * 1024
-"""The largest patch, in JSON; etcd accepts a pod of 1.5 MiB, with the patch."""
+"""The maximum size of the JSON patch; etcd accepts a patched pod of at most 1.5 MiB."""
 _LABEL: Final = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _WORD: Final = re.compile(r"[A-Za-z0-9_-]{1,20}")
 _AT: Final = {mount.mount_path: mount for mount in MOUNTS}
@@ -109,7 +109,7 @@ class _Taken(msgspec.Struct, frozen=True, omit_defaults=True):
     requests: dict[str, pods.Quantity] = {}
     limits: dict[str, pods.Quantity] = {}
     capabilities: tuple[str, ...] = ()
-    """All capabilities that the container added, in their order."""
+    """All capabilities that the container added, in the order of its list."""
 
 
 _Record = dict[str, _Taken]
@@ -254,8 +254,8 @@ def _mount_conflicts(
 ) -> Iterator[str]:
     """Yield the conflicts with the paths of the broker's mounts in a container.
 
-    `writable` has the names of the pod's emptyDir volumes. A text contains the pod's path only if
-    it is one of the broker's paths, or above it.
+    `writable` has the names of the pod's emptyDir volumes. A text contains a path from the pod only
+    if that is one of the broker's paths, or a directory above one.
     """
     for mount in each.container.volume_mounts or ():
         if volume is not None and _ours(mount, volume):

@@ -4,11 +4,11 @@
 |---|---|---|
 | none, expired, or not valid yet | none that is valid | ISSUE: make one and use it now |
 | none, expired, or not valid yet | valid | PROMOTE: use it |
-| valid | made `settle_s` ago | PROMOTE |
+| valid | made at least `settle_s` ago | PROMOTE |
 | valid, but expires within `settle_s` | valid | PROMOTE |
 | valid | made later | KEEP |
-| in the last third of its life | none | PREPARE: make one, so that its CA becomes trusted |
-| younger | none | KEEP |
+| in the last third of its lifetime | none | PREPARE: make one, so that its CA becomes trusted |
+| in the first two thirds of its lifetime | none | KEEP |
 
 The API servers trust a new CA only after they have read it from the webhook's configuration. So a
 new certificate is used after a delay, and the CA of the previous one stays trusted until it

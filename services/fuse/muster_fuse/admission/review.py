@@ -89,7 +89,7 @@ def pod_in(request: Request) -> pods.Pod:
 
 
 def metadata_in(request: Request) -> pods.Metadata:
-    """Return the metadata of the pod, which has been read before."""
+    """Return the metadata of a pod that `pod_in` has already decoded."""
     return msgspec.json.decode(request.object, type=_HasMetadata).metadata
 
 

@@ -1,4 +1,4 @@
-"""Adapter: files and /proc: records, checks and ends the broker's mounts."""
+"""Adapter: files and /proc: records, checks and aborts the broker's mounts."""
 
 import asyncio
 from collections import Counter
@@ -148,7 +148,7 @@ class Ledger:
         return count
 
     async def abort_unanswered(self, pod_uid: str, reason: str) -> None:
-        """Abort the FUSE connections of a pod whose daemons do not answer requests."""
+        """Abort those FUSE connections of a pod whose daemons do not answer requests."""
         made = [*self.mounts.of(pod_uid)]
 
         def waiting() -> list[mounts.Mount]:

@@ -57,7 +57,7 @@ class Received(NamedTuple):
     lines: dict[int, caller.MountLine]
 
     def descriptor(self) -> caller.Descriptor:
-        """Return the descriptor of a request that carries one."""
+        """Return the description of the descriptor that a request carries."""
         assert self.target is not None, "the protocol has checked that there is one"
         return self.target
 
@@ -176,7 +176,7 @@ class Peer:
         return False
 
     def close(self) -> None:
-        """Close the connection and its descriptors, after those of the pod were discarded."""
+        """Close the connection and its descriptors; first, discard those from `undiscarded`."""
         with self._lock:
             self._is_closed = True
             self.connection.close()

@@ -25,12 +25,12 @@ _CLOSE_S: Final = 1.0
 _STOP_S: Final = 8.0
 """How long the broker's shutdown waits for the connections of all pods to close.
 
-The exit of the process closes the connections that are left, and that may hang.
+Connections that are still open are closed when the process exits; that may hang.
 """
 
 
 class _Served:
-    """A pod with its socket, and a lock that serves its requests one by one."""
+    """A pod with its socket, and a lock so that its requests are served one at a time."""
 
     def __init__(
         self, pod: caller.Pod, listener: sockets.Listener, history: job_history.JobHistory
@@ -190,7 +190,9 @@ class Broker:
     async def _free(self, served: _Served, outcome: jobs.Outcome) -> None:
         """Abort the pod's unresponsive FUSE connections if a job is stuck closing a descriptor."""
         if outcome.stage == "stuck":
-            reason = "its daemon delays the closing of a file that the pod has sent to the broker"
+            reason = (
+                "a FUSE daemon of the pod delays closing a file that the pod has sent to the broker"
+            )
             await self._ledger.abort_unanswered(served.pod.uid, reason)
 
     async def _do(self, served: _Served, connected: peer.Peer, request: protocol.Request) -> bytes:

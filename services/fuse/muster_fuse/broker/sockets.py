@@ -34,7 +34,7 @@ log = structlog.get_logger()
 
 
 async def readable(connection: socket.socket) -> None:
-    """Wait until something has arrived on a connection, or its peer has closed it."""
+    """Wait until data or a connection has arrived on a socket, or its peer has closed it."""
     loop = asyncio.get_running_loop()
     ready = asyncio.Event()
     loop.add_reader(connection, ready.set)

@@ -1,4 +1,4 @@
-"""Adapter: the event loop: records whether a pod's jobs are slow, and limits those of slow pods."""
+"""Adapter: the event loop: records whether a pod's jobs are slow, and limits slow pods' jobs."""
 
 import asyncio
 import math
@@ -7,7 +7,7 @@ from typing import Final
 _QUICK_S: Final = 0.5
 """How long a job may take before its pod counts as slow; a mount takes about 10 ms."""
 _QUICK_WAITING_S: Final = 2.0
-"""The same for a mount that waits for its daemon, and an unmount that waits for its users."""
+"""How long a mount that waits for its daemon, or an unmount that waits for users, may take."""
 _SLOW_MIN_S: Final = 30.0
 """How long a pod counts as slow after a first slow job.
 
@@ -38,7 +38,7 @@ class JobHistory:
         return self._can_be_slow and now < self._slow_until
 
     def record(self, *, took_s: float, is_waiting: bool, now: float) -> None:
-        """Record the duration of a job; `is_waiting`: it also waited for processes of the pod."""
+        """Record the duration of a job; `is_waiting`: it waited for the pod's processes."""
         if took_s > (_QUICK_WAITING_S if is_waiting else _QUICK_S):
             was_quick = now - self._slow_until > _SLOW_MAX_S
             self._slow_s = _SLOW_MIN_S if was_quick else min(2 * self._slow_s, _SLOW_MAX_S)

@@ -14,16 +14,16 @@ STARTED: Final = "started"
 ATTACHING: Final = "attaching"
 """The stage of an outcome that is not final: the mount exists, and is about to be attached."""
 _TEXT_MAX: Final = 1000
-"""The longest text in an outcome, in characters; each takes up to twelve bytes in a message."""
+"""The longest text in an outcome, in characters; a character takes at most twelve bytes."""
 
 
 class Caller(NamedTuple):
     """The process that sent the request, as the kernel sees it.
 
     `uid`, `gid` and `groups` are ids in the host's user namespace. `user_id` and `group_id` are the
-    same ids as seen in the user namespace that will own the mount: the pod's own if
-    `user_namespace` is set. `overrides` says whether the process may write to any directory in its
-    own namespace (CAP_DAC_OVERRIDE), like root in a container.
+    same ids as seen in the user namespace that will own the mount: the pod's user namespace if
+    `user_namespace` is set, else the host's. `overrides` means that the process may write to any
+    directory in its namespace (CAP_DAC_OVERRIDE), like root in a container.
     """
 
     uid: int
@@ -59,7 +59,7 @@ class UnmountJob(NamedTuple):
 
 
 class ReceiveJob(NamedTuple):
-    """A request to receive a packet and pass it on, with its descriptor only if it is O_PATH."""
+    """A request to receive a packet and pass it on, with its descriptor only if that is O_PATH."""
 
 
 class DiscardJob(NamedTuple):
@@ -81,7 +81,7 @@ class Outcome(NamedTuple):
     `text` is one line without a full stop. `stage` is the step that failed, empty if none did.
     After a mount, `minor` is the minor number of its device, and so the name of its directory in
     /sys/fs/fuse/connections; `inode` and `created_ns` distinguish that directory from a later one
-    with the same name. After a failure, they are those of a mount that may have remained.
+    with the same name. After a failure, these three describe a mount that may still exist.
     """
 
     errno: int = 0

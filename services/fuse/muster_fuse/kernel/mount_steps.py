@@ -50,7 +50,7 @@ class Failed(Exception):
 
 
 class Host(NamedTuple):
-    """What a child keeps open of the host, with O_PATH: its /proc/self/fd, and /dev/fuse.
+    """The host's /proc/self/fd and /dev/fuse, which a child keeps open with O_PATH.
 
     `parent` is the process id of the mounter.
     """
@@ -61,7 +61,7 @@ class Host(NamedTuple):
 
 
 def prepare(*, parent: int, keep: tuple[int, ...]) -> Host:
-    """Forbid tracing and imports, close all descriptors except `keep`, and open the host's."""
+    """Forbid tracing and imports, close all descriptors except `keep`, and open those of `Host`."""
     with step("prepare", "prepare"):
         _protect(parent)
         # a module that is imported from now on could come from a container
@@ -197,7 +197,7 @@ def _has_access_list(point: int) -> bool:
 
 
 def _may_write(caller: jobs.Caller, status: os.stat_result) -> bool:
-    """Return whether the mode allows the caller to write, without an access control list."""
+    """Return whether the mode allows the caller to write; ignore access control lists."""
     if status.st_uid == caller.uid:
         return bool(status.st_mode & stat.S_IWUSR)
     in_group = status.st_gid in {caller.gid, *caller.groups}
@@ -299,11 +299,11 @@ def _reply(asking: socket.socket, packet: bytes, descriptors: tuple[int, ...]) -
 
 
 def _check_unused(peer: int, root: int, *, lazy: bool) -> None:
-    """Raise OSError with EBUSY while another mount or a process uses the mount with this root.
+    """Raise OSError with EBUSY if another mount or a process uses the mount with this root.
 
     A process that begins to use the mount after this check keeps using it, as after a lazy unmount.
-    If another mount covers the whole mount, the kernel would remove that one instead, so this is an
-    error even if `lazy` is set.
+    If another mount covers the whole mount, the kernel would remove the covering mount instead, so
+    this is an error even if `lazy` is set.
     """
     users = mount_users.MountUsers(peer, syscalls.status(root))
     if users.is_covered():

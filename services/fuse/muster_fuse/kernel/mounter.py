@@ -16,11 +16,11 @@ The last process that closes a descriptor of a pod may hang, so that process mus
 broker keeps the job's descriptors open until it has the answer STARTED. Then it closes the
 descriptor listed before `held`, and its end of the pipe `held`; the child waits for that.
 
-A child sends its own answer. If it was killed, at its deadline or otherwise, the mounter answers
-instead. A child that does not end after it was killed hangs in the kernel: it is stuck, and is
-counted until it ends.
+A child sends the answer to its job itself. If the child was killed, at its deadline or otherwise,
+the mounter answers instead. A child that does not end after it was killed hangs in the kernel: it
+is stuck, and is counted until it ends.
 
-When the socket closes, no new job is started, and the mounter ends once each of its children has
+When the socket closes, no new job is started, and the mounter ends when each of its children has
 ended or is stuck.
 """
 
@@ -41,7 +41,7 @@ from muster_fuse.kernel import jobs, mount_steps, receiving, self_test, syscalls
 CHILDREN_MAX: Final = 64
 """The maximum number of children that are not stuck."""
 STUCK_MAX: Final = 256
-"""The maximum number of stuck children; a pod with stuck children gets no further ones."""
+"""The maximum number of stuck children; a pod with a stuck child gets no further children."""
 DEADLINE_S: Final = 5.0
 SYNC_INIT_DEADLINE_S: Final = 2 * mount_steps.CONTINUE_S
 """The deadline of a mount with `sync_init`, which waits for the caller and for the daemon."""
@@ -220,7 +220,7 @@ _LATE: Final = jobs.Outcome(errno.ETIMEDOUT, "the job did not end in time", "dea
 def _take_over(held: int, report: Callable[[jobs.Outcome], None]) -> None:
     """Report that this child has the job's descriptors; wait until the broker has closed its own.
 
-    `held` is the reading end of a pipe; the broker then closes the other end.
+    `held` is the reading end of a pipe, whose other end the broker closes at that time.
     """
     report(jobs.Outcome(stage=jobs.STARTED))
     os.read(held, 1)

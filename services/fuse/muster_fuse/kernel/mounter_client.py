@@ -44,14 +44,14 @@ _log = structlog.get_logger()
 class PodDescriptor:
     """A descriptor that a pod has sent, or a pod's connection: the pod may delay its closing.
 
-    So a child of the mounter must be the last to close it. Only a child that is killed while the
-    broker replaces the file leaves that to the broker.
+    So a child of the mounter must be the last to close it. The exception: if the child is killed
+    while the broker replaces the file, the broker closes it last.
     """
 
     def __init__(self, number: int) -> None:
         self.number = number
         self.is_taken = False
-        """Whether a child has taken it over; the number then refers to /dev/null here."""
+        """Whether a child has taken the descriptor over; `number` then refers to /dev/null."""
 
     def release(self) -> None:
         """Replace the file by /dev/null, so that the number stays in use until it is closed."""
@@ -62,7 +62,7 @@ class PodDescriptor:
 
 
 class _Sent:
-    """A job for the mounter, and what the mounter has said about it."""
+    """A job for the mounter, and the outcomes that the mounter has sent for it."""
 
     def __init__(self, history: job_history.JobHistory) -> None:
         self.history = history
@@ -70,7 +70,7 @@ class _Sent:
         self.answer: asyncio.Future[jobs.Outcome] = loop.create_future()
         """The final outcome."""
         self.started: asyncio.Future[None] = loop.create_future()
-        """Done once a child has the job's descriptors."""
+        """Done when a child has the job's descriptors."""
         self.attaching = jobs.Outcome()
         """The mount that was made, which may have been attached even if the job failed."""
 
@@ -209,7 +209,7 @@ class Mounter:
         history: job_history.JobHistory | None = None,
         taken: PodDescriptor | None = None,
     ) -> jobs.Outcome:
-        """Send a job once a slot is free; return its outcome. The child takes over `taken`."""
+        """Send a job when a slot is free; return its outcome. The child takes over `taken`."""
         history = history or job_history.JobHistory()
         kind = _Slots.SYNC_INIT if _is_sync(job) else _Slots.QUICK
         node_is_busy = f"{JOBS_MAX} requests are already in progress on this node"
@@ -269,7 +269,7 @@ class Mounter:
     async def _hand_over(
         self, sent: _Sent, message: bytes, descriptors: tuple[int, ...], taken: PodDescriptor
     ) -> None:
-        """Send a job with its descriptors; once a child has them, replace `taken` by /dev/null.
+        """Send a job with its descriptors; when a child has them, replace `taken` by /dev/null.
 
         The child waits for that, so that it is the last process to close the file of `taken`.
         """

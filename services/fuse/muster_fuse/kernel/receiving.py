@@ -1,10 +1,10 @@
 """Adapter: a pod's connection: receives packets or discards them, in a child of the mounter.
 
 A pod chooses the descriptors that it sends, and its file system can delay the closing of a
-descriptor without limit: the process that closes it then cannot be killed. So they are received and
-closed in a separate process. It passes a descriptor on only if the packet has no other descriptor
-and this one was opened with O_PATH; even then, it may be the last reference to a mount, and its
-closing may be slow.
+descriptor without limit: the process that closes it then cannot be killed. So descriptors are
+received and closed in a separate process. It passes a descriptor on only if the packet has no other
+descriptor and this one was opened with O_PATH; even then, it may be the last reference to a mount,
+and its closing may be slow.
 """
 
 import contextlib
@@ -77,7 +77,7 @@ def discard(discarded: int) -> jobs.Outcome:
 def receive_now(connection: socket.socket, size: int) -> tuple[bytes, list[int], int]:
     """Return a packet with its descriptors and flags. Raises BlockingIOError if there is none.
 
-    The standard library's `recv_fds` ignores its argument `flags` (Python 3.11).
+    `socket.recv_fds` cannot be used, because it ignores its argument `flags` (Python 3.11).
     """
     room = socket.CMSG_SPACE(DESCRIPTORS_MAX * _INT.size)
     flags = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC

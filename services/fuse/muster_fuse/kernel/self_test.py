@@ -62,7 +62,7 @@ def _connected(path: str) -> socket.socket:
 
 
 def _private_files() -> int:
-    """Return a new tmpfs, mounted in a private mount namespace."""
+    """Return the root of a new tmpfs, mounted in a new mount namespace of this process."""
     syscalls.unshare(syscalls.CLONE_NEWNS)
     root = os.open("/", os.O_PATH | os.O_CLOEXEC)
     syscalls.make_private(root)

@@ -110,12 +110,12 @@ def fsopen(kind: bytes) -> int:
 
 
 def fsconfig_string(context: int, key: str, value: str) -> None:
-    """Set a parameter of a file system."""
+    """Set a parameter of a file system to a value."""
     _call(431, context, _FSCONFIG_SET_STRING, key.encode(), value.encode(), 0)
 
 
 def fsconfig_flag(context: int, key: str) -> None:
-    """Set a parameter of a file system that has no value."""
+    """Set a file system's parameter that has no value, such as `ro`."""
     _call(431, context, _FSCONFIG_SET_FLAG, key.encode(), None, 0)
 
 

@@ -37,7 +37,7 @@ class Connection:
         self._observe = observe
 
     async def keep(self) -> None:
-        """Stay connected until cancelled."""
+        """Connect, and reconnect after each failure, until cancelled."""
         failures = 0
         while True:
             was_ready = False

@@ -3,7 +3,7 @@
 | annotation of the pod                            | applies to                          |
 |--------------------------------------------------|-------------------------------------|
 | `fuse.muster.dev/device`                         | every container                     |
-| `fuse.muster.dev/device.container.<container>`   | this container; overrides the other |
+| `fuse.muster.dev/device.container.<container>`   | this container; overrides the first |
 
 The value is "true" or "false". Any other value is an error: if it were treated as "false", the
 reason for the missing device would not be visible.

@@ -72,7 +72,7 @@ class Ids(NamedTuple):
 class Descriptor(NamedTuple):
     """The data in /proc/self/fdinfo about a received descriptor, and its path.
 
-    `path` is the path within its mount namespace, as the kernel shows it.
+    `path` is the path within the mount namespace of the file, as the kernel shows it.
     """
 
     mount_id: int
@@ -156,7 +156,7 @@ def seen_inside(id_: int, id_map: str) -> int:
 
 
 def identify(process: Process, *, own_user_namespace: int) -> jobs.Caller:
-    """Return the mounter's description of the process. Raises Unclear.
+    """Return the description of the process that the mounter needs. Raises Unclear.
 
     Only a process that is root in its user namespace now, and was root when it connected, may
     override permissions. Otherwise a program with file capabilities could inherit a connection of a

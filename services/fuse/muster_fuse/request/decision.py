@@ -7,10 +7,10 @@
 | its user namespace owns its mount namespace                       | user_namespace |
 | limits: see request.limits                                        | busy, too_*    |
 | the descriptor was opened with O_PATH                             | bad_descriptor |
-| its mount is in the mount namespace of the process                | not_visible    |
-| it is not the root of the container, nor in /proc, /sys or /dev   | protected      |
+| the descriptor's mount is in the process's mount namespace        | not_visible    |
+| the path is not the container's root, nor in /proc, /sys or /dev  | protected      |
 | the mount does not propagate to other namespaces                  | shared         |
-| its file system is of a type that may carry mount points          | file_system    |
+| the file system is of a type that may contain mount points        | file_system    |
 | in a user namespace, the device is not requested before its mount | user_namespace |
 | all options are allowed                                           | option         |
 """

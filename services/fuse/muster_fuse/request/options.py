@@ -57,7 +57,7 @@ class Parameters(NamedTuple):
 
 
 class RefusedOption(ValueError):
-    """An option that is not allowed; the text names it with the reason."""
+    """An option that is not allowed; the text names the option and the reason."""
 
 
 def parse(options: bytes, *, allow_other: bool) -> Parameters:

@@ -22,7 +22,7 @@ class Identity(NamedTuple):
 
 
 class Connections:
-    """The connections of this machine.
+    """The FUSE connections of this machine.
 
     Each call may block on the kernel's locks, and raises OSError if the kernel has no FUSE.
     """
@@ -91,7 +91,7 @@ class Connections:
             return self._mount
 
     def _open(self, mount: mounts.Mount) -> int | None:
-        """Return the directory of a mount's connection, unless its number has been reused."""
+        """Return the directory of a mount's connection; None if gone, or its number was reused."""
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
         try:
             directory = os.open(str(mount.connection), flags, dir_fd=self._root())

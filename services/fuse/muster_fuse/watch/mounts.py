@@ -10,8 +10,9 @@ much processor time such processes have used, and whether a killed process of it
 |                                                                    | has it open           |
 | requests wait for `hung_s`, never fewer than before, and the       | hung, until fewer     |
 | daemon works for less than a thousandth of that time               | wait or it works      |
-| it is hung, and for `lingering_s` a killed process of its pod has  | lingering, until      |
-| been unable to end                                                 | either changes        |
+| it is hung, and for `lingering_s` a killed process of its pod has  | lingering, until it   |
+| been unable to end                                                 | is not hung, or no    |
+|                                                                    | such process is left  |
 
 The kernel keeps the connection of a daemon that has ended until the file system is unmounted. So a
 missing connection means that the file system was unmounted, by its user or with its mount
@@ -129,7 +130,8 @@ class Mounts:
     def look(self, looks: Mapping[str, Look | None], *, now: float) -> list[Change]:
         """Record the results of a check, by mount id; return the changed conditions.
 
-        None means that a mount no longer exists. Mounts that were not checked stay unchanged.
+        None for a mount means that it no longer exists. Mounts that were not checked stay
+        unchanged.
         """
         changes = []
         for id_, look in looks.items():

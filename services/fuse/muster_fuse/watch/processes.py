@@ -1,4 +1,4 @@
-"""Adapter: /proc: finds processes that serve FUSE connections, and killed processes.
+"""Adapter: /proc: finds processes that serve FUSE connections, or were killed but cannot end.
 
 Since Linux 6.16, the kernel shows the connection of an open /dev/fuse. On older kernels, every
 process of a pod with an open /dev/fuse counts as serving all mounts of its pod.
@@ -56,7 +56,7 @@ class Holder(NamedTuple):
 
 
 def worked_ticks(holder: Holder) -> int | None:
-    """Return the processor time of a holder, in ticks; None if it no longer has the device."""
+    """Return the processor time of a holder, in ticks; None if it has closed the device."""
     process = _PROC / str(holder.pid)
     try:
         fields = _stat(process)

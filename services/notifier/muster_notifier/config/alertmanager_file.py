@@ -36,9 +36,9 @@ class Unreadable(ValueError):
 
 
 class Section:
-    """A mapping in the file, and its path; `left_out` collects the parts that are not imported.
+    """A mapping in the file, and its path; `left_out` and `losses` collect what is not imported.
 
-    It records which keys were read, to report all others as left out.
+    It records which keys were read, so that unread keys can be reported as left out.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Section:
         return key in self._values
 
     def names(self) -> list[str]:
-        """Return all keys."""
+        """Return all keys of the mapping."""
         return list(self._values)
 
     @property
@@ -72,22 +72,22 @@ class Section:
         return self._values.get(key, default)
 
     def pairs(self) -> list[tuple[str, object]]:
-        """Return all keys and values."""
+        """Return all keys and values of the mapping."""
         return list(self._values.items())
 
     def section(self, key: str) -> "Section":
-        """Return a nested mapping; empty if the key is missing. Raises Unreadable."""
+        """Return the mapping under a key; empty if the key is missing. Raises Unreadable."""
         return Section(self.get(key) or {}, self._at(key), self._file, self._left_out, self._losses)
 
     def sections(self, key: str) -> "list[Section]":
-        """Return a list of nested mappings; empty if the key is missing. Raises Unreadable."""
+        """Return the mappings in a key's list; empty if the key is missing. Raises Unreadable."""
         return [
             Section(item, f"{self._at(key)}.{index}", self._file, self._left_out, self._losses)
             for index, item in enumerate(self.items(key))
         ]
 
     def items(self, key: str) -> list[object]:
-        """Return a list; empty if the key is missing. Raises Unreadable."""
+        """Return the list under a key; empty if the key is missing. Raises Unreadable."""
         value = self.get(key)
         if value is None:
             return []
@@ -96,12 +96,12 @@ class Section:
         return list(value)
 
     def labels(self, key: str, known: Collection[str]) -> tuple[list[str], list[str]]:
-        """Split a list of labels into those in `known` and the others. Raises Unreadable."""
+        """Split the labels under a key into those in `known` and the others. Raises Unreadable."""
         names = [str(name) for name in self.items(key)]
         return [name for name in names if name in known], [n for n in names if n not in known]
 
     def secret(self, key: str) -> Tree | None:
-        """Return a secret's location, its own file or a path in this file; None if missing."""
+        """Return where a secret is: a separate file, or a path in this file; None if missing."""
         file, value = self.get(f"{key}_file"), self.get(key)
         if file:
             return {"file": self.resolved(str(file))}
@@ -126,13 +126,13 @@ class Section:
                 self.differ(key, _WHY.get(self._at(key), "not imported"))
 
     def differ(self, key: str, text: str) -> None:
-        """Report, once, that a part is left out or has a different effect here."""
+        """Report, once, that a part is left out or has a different effect in muster."""
         line = f"{self._at(key)}: {text}"
         if line not in self._left_out:
             self._left_out.append(line)
 
     def lose(self, key: str, text: str) -> None:
-        """Report, once, a missing part without which somebody is no longer notified."""
+        """Report, once, an omission that can leave somebody without notifications."""
         line = f"{self._at(key)}: {text}"
         if line not in self._losses:
             self._losses.append(line)
@@ -142,7 +142,7 @@ class Section:
 
 
 def refuse_manifest(document: object) -> None:
-    """Raise Unreadable for a Kubernetes manifest: secrets in its embedded file have no paths."""
+    """Raise Unreadable for a Kubernetes manifest: settings cannot refer to secrets inside it."""
     if isinstance(document, Mapping) and "kind" in document and "apiVersion" in document:
         kind = str(document["kind"])
         raise Unreadable(

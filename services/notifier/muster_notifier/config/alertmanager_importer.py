@@ -1,9 +1,9 @@
 """Pure: converts an Alertmanager configuration file to settings of the notifier.
 
 It imports the route, the receivers webhook, slack, pagerduty, email and msteams, inhibit_rules and
-time_intervals. Everything else is reported as left out; differences are reported as well. A missing
-part is a loss if somebody is no longer notified without it. Secrets stay in the file, and settings
-refer to them by path. Relative paths are relative to the file's directory.
+time_intervals. Everything else is reported as left out; differences are reported as well. An
+omission is a loss if it can leave somebody without notifications. Secrets stay in the file, and
+settings refer to them by path. Relative paths are relative to the file's directory.
 """
 
 import re
@@ -45,9 +45,9 @@ _ACCESS: Final = (
 
 
 class Importer:
-    """Converts one file; `left_out` lists every part that is left out or differs.
+    """Converts one file; `left_out` lists every part that is left out or works differently.
 
-    `losses` lists the missing parts without which somebody is no longer notified.
+    `losses` lists the omissions that can leave somebody without notifications.
     """
 
     def __init__(self, file: str) -> None:
@@ -58,7 +58,7 @@ class Importer:
         """The names of muster's receivers that were imported from each receiver in the file."""
 
     def read(self, document: object) -> Tree:
-        """Return the notifier's settings. Raises Unreadable."""
+        """Convert a parsed file to the notifier's settings. Raises Unreadable."""
         alertmanager_file.refuse_manifest(document)
         top = _Section(document, "", self._file, self.left_out, self.losses)
         if "route" not in top or "receivers" not in top:
@@ -92,7 +92,7 @@ class Importer:
         return settings
 
     def _note_unreached(self, root: Tree) -> None:
-        """Report receivers that no imported route leads to, and alerts without a receiver."""
+        """Report receivers that no imported route leads to, and a root route without a receiver."""
         reached = set(_reached(root))
         for name, own in self._receiver_names.items():
             if own and reached.isdisjoint(own):
@@ -110,7 +110,9 @@ class Importer:
         taken = {used for names in self._receiver_names.values() for used in names}
         for key in (key for key in receiver.names() if key.endswith("_configs")):
             if key not in _WAYS and receiver.items(key):
-                receiver.lose(key, "this kind is not imported: it gets no notifications")
+                receiver.lose(
+                    key, "receivers of this kind are not imported and get no notifications"
+                )
         for key, convert in _WAYS.items():
             for section in receiver.sections(key):
                 way = convert(section, general)
@@ -264,7 +266,7 @@ def _lose_access(http: _Section) -> None:
 
 
 def _reach(section: _Section, key: str, url: object = None) -> Tree:
-    """Return the `reach` setting for a URL: empty if its host is public, else loopback."""
+    """Return the `reach` setting for a URL: empty for known public services, else loopback."""
     if _PUBLIC.fullmatch(str(url or section.get(key))):
         return {}
     section.differ(key, _REACH_WHY)
@@ -299,7 +301,7 @@ def _inhibit_rule(rule: _Section) -> Tree | None:
     equal, unknown = rule.labels("equal", routes.LABEL_NAMES)
     shown = ", ".join(unknown)
     if not source or not target:
-        rule.differ("", "not imported: no muster alert matches it, or every one does")
+        rule.differ("", "not imported: no muster alert matches it, or every alert does")
         return None
     if unknown and not equal:
         text = f"not imported: no muster alert has {shown}, so it would apply to all alerts"
@@ -312,7 +314,7 @@ def _inhibit_rule(rule: _Section) -> Tree | None:
 
 
 def _matchers(section: _Section, key: str, equal: str, regex: str) -> list[str] | None:
-    """Return the matchers without those that match every alert; None if no alert can match."""
+    """Return the matchers, except those that match every alert; None if they match no alert."""
     texts = [str(text) for text in section.items(key)]
     for old_key, operator in ((equal, "="), (regex, "=~")):
         for name, value in section.section(old_key).pairs():
@@ -322,7 +324,7 @@ def _matchers(section: _Section, key: str, equal: str, regex: str) -> list[str] 
     is_never_met = not all(matcher.holds({}) for matcher in useless)
     for matcher in useless:
         why = matching.doubt(matcher).partition(";")[0]
-        effect = "not imported" if is_never_met else "left out, as it always matches"
+        effect = "not imported" if is_never_met else "left out, because it always matches"
         section.differ(key, f"{matcher}: {why}: {effect}")
     if is_never_met:
         return None
@@ -330,7 +332,7 @@ def _matchers(section: _Section, key: str, equal: str, regex: str) -> list[str] 
 
 
 def _parsed(texts: Sequence[str]) -> Sequence[matching.Matcher]:
-    """Return the parsed matchers; none if one is invalid, which is reported elsewhere."""
+    """Return the parsed matchers; empty if one is invalid, which `settings.validate` reports."""
     try:
         return matching.parse_all(texts)
     except ValueError:

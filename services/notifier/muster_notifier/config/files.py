@@ -22,11 +22,11 @@ _SECRET_BYTES_MAX: Final = 1024 * 1024
 _HIDDEN: Final = "(secret)"
 _SCHEMES: Final = ("http", "https")
 _MASKED_MIN: Final = 6
-"""The minimum length of a masked secret; shorter values occur in many texts by chance."""
+"""The minimum length of a secret that is masked, in characters; many texts contain shorter ones."""
 
 
 def alertmanager(text: bytes, source: str) -> dict[str, Any]:
-    """Return an Alertmanager file as a tree of our settings; log each left-out part and loss once.
+    """Convert an Alertmanager file to a tree of our settings; log left-out parts and losses once.
 
     Raises BadSettings.
     """
@@ -39,7 +39,7 @@ def alertmanager(text: bytes, source: str) -> dict[str, Any]:
 
 
 def translate(text: bytes, source: str) -> tuple[dict[str, Any], alertmanager_importer.Importer]:
-    """Return an Alertmanager file as a tree of our settings, and the importer with its losses.
+    """Convert an Alertmanager file; return a tree of our settings, and the importer with `losses`.
 
     Raises BadSettings.
     """
@@ -67,7 +67,7 @@ def read(file: Path, *, written_for: str, environment: Mapping[str, str]) -> sch
 
 
 def receiver(text: bytes, *, name: str, directory: Path) -> receiver_settings.Receiver:
-    """Return the receiver in a file of a directory of receivers. Raises BadSettings.
+    """Return the receiver that a file in the receivers directory defines. Raises BadSettings.
 
     Its secrets must be files in that directory. Otherwise, anyone who may add a receiver could send
     other secrets of the notifier to an address of their own.
@@ -86,7 +86,7 @@ def receiver(text: bytes, *, name: str, directory: Path) -> receiver_settings.Re
 
 
 def _placed(tree: object, directory: Path, problems: list[str]) -> object:
-    """Return the tree with the full path of each secret's file; list refused ones in `problems`."""
+    """Return the tree with full paths of secrets' files; add refused secrets to `problems`."""
     if isinstance(tree, list):
         return [_placed(each, directory, problems) for each in tree]
     if not isinstance(tree, dict):
@@ -127,7 +127,7 @@ class SecretReader:
         return value
 
     def mask(self, text: str) -> str:
-        """Return the text with secrets masked; http URLs keep only scheme and host."""
+        """Return the text with secrets masked; a masked HTTP URL keeps its scheme and host."""
         shown = dict(part for value in self._read for part in _masked(value))
         for value in sorted(shown, key=len, reverse=True):
             if len(value) >= _MASKED_MIN:
@@ -167,7 +167,7 @@ def secret(where: receiver_settings.Secret) -> str:
     except OSError as error:
         raise NoSecret(f"{where.file}: {error.strerror}") from None
     except UnicodeDecodeError:
-        raise NoSecret(f"{where.file}: no text") from None
+        raise NoSecret(f"{where.file}: not UTF-8 text") from None
     if not value:
         raise NoSecret(f"{place(where)}: empty")
     return value

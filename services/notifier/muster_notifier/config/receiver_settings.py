@@ -39,9 +39,9 @@ WAYS: Final = (
 
 
 class Reach(enum.StrEnum):
-    """Which of our own networks requests may reach; link-local addresses are never allowed.
+    """Which addresses requests may reach; link-local addresses are never allowed.
 
-    Each value includes the ones before it.
+    `private` also allows public addresses, and `loopback` allows private and public ones.
     """
 
     PUBLIC = "public"
@@ -52,7 +52,7 @@ class Reach(enum.StrEnum):
 class Secret(msgspec.Struct, frozen=True, kw_only=True):
     """Where to read a secret: a file, a key in a YAML file, or an environment variable.
 
-    `at` is the path of keys in the file: `receivers.0.slack_configs.0.api_url`.
+    `at` is a path of keys in the file, such as `receivers.0.slack_configs.0.api_url`.
     """
 
     file: str | None = None
@@ -60,7 +60,7 @@ class Secret(msgspec.Struct, frozen=True, kw_only=True):
     env: str | None = None
 
     def __post_init__(self) -> None:
-        """Refuse a secret without a source or with two, and `at` without a file."""
+        """Refuse a secret that has no source or two sources, and `at` without a file."""
         if (self.file is None) == (self.env is None):
             raise ValueError("set exactly one of: file, env")
         if self.at is not None and self.file is None:
@@ -68,7 +68,7 @@ class Secret(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Address(msgspec.Struct, frozen=True, kw_only=True):
-    """A URL; `url_from` is for a URL that contains a secret."""
+    """A receiver's URL; use `url_from` for a URL that contains a secret."""
 
     url: Url | None = None
     url_from: Secret | None = None
@@ -76,7 +76,7 @@ class Address(msgspec.Struct, frozen=True, kw_only=True):
     timeout_s: sections.Period = 5.0
 
     def __post_init__(self) -> None:
-        """Refuse an address without a URL or with two, and a URL that contains a password."""
+        """Refuse an address that has no URL or two URLs, and a `url` that contains a password."""
         if (self.url is None) == (self.url_from is None):
             raise ValueError("set exactly one of: url, url_from")
         if self.url is not None and "@" in self.url.partition("://")[2].partition("/")[0]:
@@ -97,11 +97,11 @@ class Webhook(Address, frozen=True, kw_only=True):
     secrets: Annotated[tuple[Secret, ...], msgspec.Meta(max_length=2)] = ()
     bearer_from: Secret | None = None
     max_alerts: Annotated[int, msgspec.Meta(ge=0, le=100)] = 0
-    """The maximum number of alerts in a body; 0: as many as fit. The others are only counted."""
+    """The maximum number of alerts in a body; 0: as many as fit. Other alerts are only counted."""
 
 
 class Slack(msgspec.Struct, frozen=True, kw_only=True):
-    """A Slack channel, by bot token (one message per group, edited in place) or by webhook."""
+    """A Slack channel, with a bot token (one message per group, edited in place) or a webhook."""
 
     token_from: Secret | None = None
     channel: Annotated[str, msgspec.Meta(max_length=200)] = ""
@@ -111,7 +111,7 @@ class Slack(msgspec.Struct, frozen=True, kw_only=True):
     timeout_s: sections.Period = 5.0
 
     def __post_init__(self) -> None:
-        """Refuse settings without a secret or with two, and a token without a channel."""
+        """Refuse settings that have no secret or two secrets, and a token without a channel."""
         if (self.token_from is None) == (self.webhook_from is None):
             raise ValueError("set exactly one of: token_from, webhook_from")
         if self.token_from is not None and not self.channel:
@@ -169,13 +169,13 @@ class Teams(Address, frozen=True, kw_only=True):
 
 
 class Alertmanager(Address, frozen=True, kw_only=True):
-    """An Alertmanager, by its base address; it groups and routes alerts itself."""
+    """An Alertmanager, which groups and routes alerts itself; `url` is its base address."""
 
     bearer_from: Secret | None = None
 
 
 class Kubernetes(msgspec.Struct, frozen=True, kw_only=True):
-    """The Kubernetes API; without `url`, that of the cluster that the notifier runs in."""
+    """The Kubernetes API; without `url`, the API of the cluster in which the notifier runs."""
 
     url: Url | None = None
     token_file: str = "/var/run/secrets/kubernetes.io/serviceaccount/token"  # noqa: S105  # a path
@@ -213,7 +213,7 @@ class Console(msgspec.Struct, frozen=True, kw_only=True):
 class Templates(msgspec.Struct, frozen=True, kw_only=True):
     """Texts that replace the built-in ones; docs/notifier.md lists the variables (`$name`).
 
-    `alert` is filled in once for each alert; `text` contains the results as `$alerts`.
+    `alert` is filled in once for each alert; in `text`, `$alerts` stands for the results.
     """
 
     title: Text | None = None
@@ -222,7 +222,7 @@ class Templates(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """The limits of a receiver; without `rate_per_s`, the default rate of its kind."""
+    """The limits of a receiver; without `rate_per_s`, the default rate of its kind applies."""
 
     rate_per_s: Rate | None = None
     burst: Burst = 1
@@ -254,7 +254,7 @@ class Receiver(msgspec.Struct, frozen=True, kw_only=True):
         return next(way for way in WAYS if getattr(self, way) is not None)
 
     def __post_init__(self) -> None:
-        """Refuse a receiver without a kind or with two kinds."""
+        """Refuse a receiver that has no kind, or more than one."""
         set_ways = [way for way in WAYS if getattr(self, way) is not None]
         if len(set_ways) != 1:
             ways = ", ".join(WAYS)

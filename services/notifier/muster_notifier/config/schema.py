@@ -118,8 +118,8 @@ class Owners(msgspec.Struct, frozen=True, kw_only=True):
     """Notifies owners of workloads about the devices that their pods use.
 
     The annotation, on the pod or on its namespace, names one or more of `receivers`, separated by
-    commas. Not only muster's operators can write annotations, so an annotation can only select a
-    receiver, and never contains an address.
+    commas. People other than muster's operators can write annotations. So an annotation only
+    selects a receiver, and cannot contain an address.
     """
 
     receivers: tuple[ReceiverName, ...] = ()
@@ -136,7 +136,7 @@ class Watchdog(msgspec.Struct, frozen=True, kw_only=True):
 
     enabled: bool = True
     patience_s: sections.Period = 60.0
-    """How long health may take to send its first tick, and how long NATS may be unusable."""
+    """An alert fires after this many seconds without a first tick of health, or without NATS."""
     ping: receiver_settings.Address | None = None
     ping_interval_s: sections.Period = 60.0
 
@@ -148,7 +148,7 @@ class Acting(msgspec.Struct, frozen=True, kw_only=True):
     renew_s: sections.Period = 2.5
 
     def __post_init__(self) -> None:
-        """Refuse a lock that would expire between two renewals."""
+        """Refuse a lock that would expire if one renewal failed."""
         if 2 * self.renew_s > self.ttl_s:
             raise ValueError("ttl_s: must be at least twice renew_s")
 
@@ -159,9 +159,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     The keys from `group_by` to `routes` form the root of the route tree.
 
     By default alerts are grouped by node and kind: one message for each problem that needs one
-    repair (such as eight GPUs of a node), while another kind of alert on the same node is sent
-    after `group_wait_s`, not after `group_interval_s`. To get one message about a problem on many
-    nodes, group by kind alone.
+    repair (such as eight failed GPUs of a node), while another kind of alert on the same node is
+    sent after `group_wait_s`, not after `group_interval_s`. To get one message about a problem on
+    many nodes, group by kind alone.
     """
 
     bus: sections.Bus = sections.Bus()
@@ -175,7 +175,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     resolve_wait_s: Wait | None = 10.0
     """How long to wait after all alerts of a group are resolved; null: until the next flush."""
     default_receivers: tuple[ReceiverName, ...] | None = None
-    """Receivers for alerts that match no route; by default all except the owners'."""
+    """Receivers for alerts that match no route; by default, all that are not in `owners`."""
     mute_times: tuple[str, ...] = ()
     active_times: tuple[str, ...] = ()
     routes: tuple[Route, ...] = ()
@@ -193,7 +193,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     runbook_url: Annotated[str, msgspec.Meta(min_length=1, max_length=512)] = muster.RUNBOOKS_URL
     """The prefix of runbook links in the notifier's own alerts, before `<kind>.html`."""
     console_url: Annotated[str, msgspec.Meta(max_length=256)] = ""
-    """The address of muster's console for people; notifications then have links to it."""
+    """The address at which people open muster's console; if set, notifications link to it."""
 
     def __post_init__(self) -> None:
         """Refuse duplicate or unknown names, a bad number of receivers, or a bad console URL."""
@@ -217,7 +217,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _refuse_unusable_console(url: str) -> None:
-    """Raise ValueError for an address to which no page can be appended, or that has a password."""
+    """Raise ValueError if a URL is not http(s), or has a user, query, fragment or bad port."""
     parts = _CONSOLE_URL.fullmatch(url)
     if url and (parts is None or not 1 <= int(parts[1] or 1) <= _PORT_MAX):
         raise ValueError(
@@ -279,7 +279,7 @@ def route_tree(settings: Settings) -> routes.Route:
 
 
 def owners_route(settings: Settings) -> routes.Route | None:
-    """Return the route to owners of workloads, or None if they may not name any receiver."""
+    """Return the route to owners of workloads, or None if `owners.receivers` is empty."""
     if not settings.owners.receivers:
         return None
     return routes.Route(
@@ -294,8 +294,8 @@ def owners_route(settings: Settings) -> routes.Route | None:
 def ungrouped_receivers(settings: Settings) -> frozenset[str]:
     """Return the receivers that get every alert separately.
 
-    An Alertmanager groups alerts itself, and an Event is about one object. In a group of thousands
-    of alerts, they would get only the first ones.
+    An Alertmanager groups alerts itself, and an Event is about one object. Of a group of thousands
+    of alerts, such receivers would get only the first ones.
     """
     return frozenset(
         receiver.name
@@ -335,7 +335,7 @@ def _with_children(parent: routes.Route, settings: tuple[Route, ...]) -> routes.
 
 
 def _child(parent: routes.Route, settings: Route) -> routes.Route:
-    """Return a child route; as in Alertmanager, mute times are not inherited."""
+    """Return a child route; as in Alertmanager, mute and active times are not inherited."""
     matchers = matching.parse_all(settings.matchers)
     above = parent.timing
     timing = routes.Timing(

@@ -1,7 +1,7 @@
 """Pure: plans what `muster notify setup` writes: one receiver in the notifier's receivers Secret.
 
 The Secret has two keys for each receiver: `NAME.yaml`, its settings, and `NAME.secret`, if it needs
-one. Each receiver has a field manager of its own, so that adding one never removes another.
+one. Each receiver has a separate field manager, so that adding a receiver never removes another.
 """
 
 import base64
@@ -32,7 +32,7 @@ class Plan:
         return f"muster-notify-{self.name}"
 
     def files(self) -> dict[str, str]:
-        """Return the receiver's files by name, which are the keys of the Secret."""
+        """Return the receiver's files by name; the names are the keys in the Secret."""
         files = {f"{self.name}{SUFFIX}": escaping.yaml_of(self.settings)}
         return files | ({_secret_file(self.name): self.secret} if self.secret else {})
 
@@ -50,7 +50,7 @@ class Plan:
         }
 
     def refusal(self, present: Mapping[str, bytes], *, replaces: bool) -> str:
-        """Return why the receiver cannot be added to the existing keys; empty if it can."""
+        """Return why the receiver cannot be added to the keys in `present`; empty if it can."""
         own = {key: text.encode() for key, text in self.files().items()}
         before = {key: value for key, value in present.items() if key in _keys(self.name)}
         if f"{self.name}{SUFFIX}" in before and before != own and not replaces:
@@ -62,7 +62,7 @@ class Plan:
 
 
 def slack(name: str, secret: str, *, channel: str, reach: receiver_settings.Reach) -> Plan:
-    """Plan a Slack channel; the secret is a bot token, or the URL of an incoming webhook."""
+    """Plan a Slack receiver; the secret is a bot token, or the URL of an incoming webhook."""
     if is_slack_webhook(secret):
         settings: Tree = {"webhook_from": _from(name)}
     else:
@@ -71,14 +71,14 @@ def slack(name: str, secret: str, *, channel: str, reach: receiver_settings.Reac
 
 
 def is_slack_webhook(secret: str) -> bool:
-    """Return whether Slack's secret is the URL of an incoming webhook, with a fixed channel."""
+    """Return whether the secret is the URL of an incoming webhook, which has a fixed channel."""
     return secret.startswith(_URLS)
 
 
 def pagerduty(name: str, secret: str, *, url: str, reach: receiver_settings.Reach) -> Plan:
-    """Plan a PagerDuty service; the secret is its routing key.
+    """Plan a PagerDuty receiver; the secret is the routing key of its service.
 
-    `url` is the address of its API; empty for the default.
+    `url` is the address of PagerDuty's API; if it is empty, the default is used.
     """
     own = {"url": url} if url else {}
     settings = {"routing_key_from": _from(name), **own, **_reach(reach)}
@@ -98,7 +98,7 @@ class Mail:
 
 
 def email(name: str, secret: str, mail: Mail) -> Plan:
-    """Plan mail to some addresses; the secret is the password, if there is a username."""
+    """Plan a mail receiver; the secret is the password, and is ignored without a username."""
     login = {"username": mail.username, "password_from": _from(name)} if mail.username else {}
     settings = {
         "host": mail.host,
@@ -112,13 +112,13 @@ def email(name: str, secret: str, mail: Mail) -> Plan:
 
 
 def teams(name: str, secret: str, *, reach: receiver_settings.Reach) -> Plan:
-    """Plan a Microsoft Teams workflow; the secret is its URL."""
+    """Plan a Microsoft Teams receiver; the secret is the URL of a workflow."""
     settings: Tree = {"url_from": _from(name), **_reach(reach)}
     return Plan(name=name, settings={"teams": settings}, secret=secret)
 
 
 def webhook(name: str, secret: str, *, url: str, reach: receiver_settings.Reach) -> Plan:
-    """Plan a webhook; the secret is its URL or, if `url` is set, its signing key, if any."""
+    """Plan a webhook; without `url`, the secret is the URL, else the signing key or empty."""
     keys = {"secrets": [_from(name)]} if secret else {}
     settings: Tree = {"url": url, **keys} if url else {"url_from": _from(name)}
     return Plan(name=name, settings={"webhook": settings | _reach(reach)}, secret=secret)

@@ -37,10 +37,10 @@ def as_of_now(
 ) -> notifications.Notification | None:
     """Return the message to send instead of a dead letter whose alerts no longer fire.
 
-    Return None if the receiver's last notification about the group covers these alerts, or if it
-    lists firing alerts: the group's next notification will report their end. A dead letter without
-    firing alerts is returned unchanged. Otherwise, the message has a new id: a receiver that has
-    already received the dead letter would drop it as a repeat.
+    Return None if the receiver's last notification about the group covers these alerts, or if that
+    notification lists firing alerts: the group's next one then reports their end. A dead letter
+    without firing alerts is returned unchanged. Otherwise, the message has a new id: a receiver
+    that has already received the dead letter would drop a message with the same id.
     """
     if last is not None and (last.firing or is_covered(notification, last)):
         return None
@@ -78,7 +78,7 @@ def is_covered(notification: notifications.Notification, last: notifications.Led
 
 
 def groups_of(last: notifications.LedgerEntry) -> list[str]:
-    """Return the prefixes of the subjects that dead letters about the entry's group have."""
+    """Return the subject prefixes under which dead letters about the entry's group are stored."""
     names = notifications.token(last.group), _ABOUT_DEAD
     return [f"{_PREFIX}{last.receiver}.{name}" for name in names]
 
@@ -134,6 +134,6 @@ def subject(notification: notifications.Notification) -> str:
 
 
 def _plain(text: str) -> str:
-    """Return the text with only the characters that are allowed in a header."""
+    """Return the text for a header: one short line, with characters outside ASCII escaped."""
     shown = headline.line(text, _SHOWN_MAX)
     return shown.encode("ascii", "backslashreplace").decode()

@@ -40,7 +40,7 @@ class Dispatcher:
         firing: Callable[[Iterable[str]], frozenset[str]],
         left_out: Collection[str] = (),
     ) -> None:
-        """Raise CannotStart if a receiver is unusable. `may_act` returns once we are the leader.
+        """Raise CannotStart if a receiver is unusable. `may_act` waits until we are the leader.
 
         Notifications to the receivers in `left_out` stay in the outbox.
         """
@@ -54,7 +54,7 @@ class Dispatcher:
         self._dead: dict[str, dict[str, None]] = {}
         delivery_metrics.forget()
         self.receivers: list[without_nats.Receiver] = []
-        """The receivers, for sending without outbox and queue."""
+        """The functions that send to receivers directly, without outbox and queue."""
         self._workers = {r.name: self._worker(r) for r in settings.receivers}
 
     def names(self) -> list[str]:
@@ -66,7 +66,7 @@ class Dispatcher:
         return [each.name for each in self._workers.values() if each.queue.is_failing()]
 
     def paused_s(self, now: float) -> dict[str, float]:
-        """Return the paused queues, with the remaining pause of each in seconds."""
+        """Return for how many more seconds each paused queue stays paused, by receiver."""
         paused = {each.name: round(each.queue.paused_s(now), 1) for each in self._workers.values()}
         return {name: seconds for name, seconds in paused.items() if seconds}
 
@@ -75,7 +75,7 @@ class Dispatcher:
         self._workers[notification.receiver].enqueue(notification)
 
     async def work(self) -> None:
-        """Send enqueued notifications and those in the outbox, forever."""
+        """Send all notifications that are enqueued or in the outbox, forever."""
         async with asyncio.TaskGroup() as tasks:
             for each in self._workers.values():
                 tasks.create_task(each.work())
@@ -167,7 +167,7 @@ class Dispatcher:
     async def _waiting(
         self, is_wanted: Callable[[str], bool]
     ) -> AsyncIterator[tuple[str, bytes, Mapping[str, str]]]:
-        """Yield the messages of the selected receivers, reading a few at a time to save memory."""
+        """Yield the selected receivers' outbox messages, reading a few at a time to save memory."""
         every = await storage.waiting_subjects(self._bus.link, streams.OUTBOX, "muster.outbox.>")
         wanted = [subject for subject in every if is_wanted(subject.split(".")[2])]
         for start in range(0, len(wanted), _READ_AT_ONCE):

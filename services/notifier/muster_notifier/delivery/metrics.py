@@ -37,7 +37,7 @@ def forget() -> None:
 
 
 def begin(receiver: str, waiting: Callable[[], int]) -> None:
-    """Export a receiver's metrics from the start; `waiting` returns how many notifications wait."""
+    """Export all metrics of a receiver, starting at 0; `waiting` returns its queue's length."""
     _QUEUED.labels(receiver).set_function(waiting)
     SECONDS.labels(receiver)
     for outcome in results.Outcome:

@@ -3,10 +3,10 @@
 | delivery | condition or result | next |
 |---|---|---|
 | new | no other delivery of its group is queued | waits |
-| new | another one of its group is waiting | replaces that one, which is superseded |
-| new | another one of its group is being sent | waits behind it; only the newest waits |
+| new | another delivery of its group is waiting | replaces that delivery, which is superseded |
+| new | another delivery of its group is being sent | waits behind it; only the newest waits |
 | new | the same notification is already queued | superseded |
-| new | a test message, `TEST_EVERY_S` after another has not passed | given up, without an attempt |
+| new | a test message, less than `TEST_EVERY_S` after another | given up, without an attempt |
 | being sent | accepted | delivered |
 | being sent | refused | dead letter |
 | being sent | temporary failure, and a newer delivery waits | superseded by the newer one |
@@ -32,13 +32,13 @@ from muster_notifier.routing import notifications
 PARALLEL_MAX: Final = 4
 FAILURES_MAX: Final = 5
 TEST_EVERY_S: Final = 5
-"""The minimum seconds between test messages; those that resolve a test are counted apart."""
+"""The minimum seconds between test messages; messages that resolve a test have their own limit."""
 UNKNOWN_S: Final = (30.0, 120.0, 600.0, 3600.0)
 """Delays before a message that may have arrived is resent to a receiver that shows duplicates."""
 
 _SLOW_PER_S: Final = 10.0
 NOT_SENT: Final = "not sent: "
-"""How the detail of a result begins if the notifier itself did not send the message."""
+"""The beginning of a result's detail if the notifier did not send the message."""
 _TESTED: Final = results.Result(
     results.Outcome.RATE_LIMITED,
     f"{NOT_SENT}the receiver has just been tested; wait {TEST_EVERY_S} s",
@@ -47,7 +47,7 @@ _TESTED: Final = results.Result(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delivery:
-    """One message in the outbox; each repeat of the message has its own `number`."""
+    """One message in the outbox; `number` is its sequence number in the stream."""
 
     number: int
     notification: notifications.Notification
@@ -55,7 +55,7 @@ class Delivery:
 
     @property
     def slot(self) -> str:
-        """The name of its slot; a slot sends one delivery, and only the newest one waits in it."""
+        """The delivery's slot: it sends one delivery at a time, and only the newest one waits."""
         group, id_ = self.notification.group, self.notification.id
         return f"{group} {id_}" if self.is_replay or self.notification.is_test else group
 
@@ -170,7 +170,7 @@ class DeliveryQueue:
     def next_deadline(self) -> float | None:
         """Return the time at which the next delivery can be sent.
 
-        None if none is waiting, or if no more may be sent at the same time.
+        Return None if no delivery is waiting, or if the maximum number is being sent.
         """
         slot = self._first()
         if slot is None or self._sending >= self._sending_max():
@@ -183,7 +183,7 @@ class DeliveryQueue:
         return len(self._slots) + sum(slot.next is not None for slot in self._slots.values())
 
     def paused_s(self, now: float) -> float:
-        """Return for how much longer the queue is paused; 0 if it is not paused."""
+        """Return for how many more seconds the queue is paused; 0 if it is not paused."""
         return max(0.0, self._paused_until - now)
 
     def has_group(self, group: str) -> bool:
@@ -216,7 +216,7 @@ class DeliveryQueue:
         return [*out, *self._send_due(now)]
 
     def _may_test(self, delivery: Delivery, now: float) -> bool:
-        """Return whether a test message may be sent now; limits the rate of each kind of test."""
+        """Return whether a test message may be sent now; if so, record that, to limit the rate."""
         reason = delivery.notification.reason
         last = self._tested_at.get(reason)
         if last is not None and now < last + TEST_EVERY_S:

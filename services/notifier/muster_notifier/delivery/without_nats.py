@@ -30,7 +30,7 @@ from muster_notifier.routing import notifications, routes
 
 _CHECK_S: Final = 0.5
 _SETTLE_S: Final = 10.0
-_SUMMARY: Final = "NATS cannot be used: plugins may not be monitored, and alerts are not delivered"
+_SUMMARY: Final = "NATS cannot be used: plugins may be unmonitored, and alerts are not delivered"
 _OVER: Final = "NATS can be used again"
 _KIND: Final = vocabulary.AlertKind.HEALTH_SILENT
 _NOTHING: Final[Mapping[str, str]] = {}
@@ -48,9 +48,9 @@ class Receiver:
 class OutageAlarm:
     """Notifies receivers when NATS becomes unusable, and again when NATS can be used.
 
-    It works while its coroutine `run` runs. `problem` returns why NATS cannot be used; an empty
-    text if NATS works, or if another notifier has to send the alert. `choose` returns the names of
-    an alert's receivers.
+    It works while its coroutine `run` runs. `problem` returns why NATS cannot be used, or an empty
+    text if NATS works or another notifier has to send the alert. `choose` returns the names of an
+    alert's receivers.
     """
 
     def __init__(
@@ -68,21 +68,21 @@ class OutageAlarm:
         self._patience_s = patience_s
         self._runbook = f"{runbook_url}{_KIND}.html"
         self._alert: vocabulary.AlertChanged | None = None
-        """The last alert, firing or resolved."""
+        """The last alert about NATS, firing or resolved; None before the first."""
         self._chosen: Collection[str] = ()
         self._unsettled: set[str] = set()
         """The receivers that have not yet received the last alert."""
         self._changed = asyncio.Condition()
 
     async def run(self) -> None:
-        """Watch NATS and notify the receivers of an outage, forever."""
+        """Watch NATS forever; notify receivers when an outage begins and when it ends."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._watch())
             for receiver in self._receivers:
                 tasks.create_task(self._work(receiver))
 
     async def settle(self) -> None:
-        """Wait briefly until every receiver has been notified that NATS is usable again."""
+        """Wait, at most about 11 s, until receivers are notified that NATS is usable again."""
         if self._alert is None:
             return
         await asyncio.sleep(2 * _CHECK_S)

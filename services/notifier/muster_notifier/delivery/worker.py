@@ -66,7 +66,7 @@ class _DeliveryLog:
         attempts: int,
         number: int,
     ) -> None:
-        """Report that the receiver accepted a notification; `number` differs for each replay."""
+        """Report that the receiver accepted a notification; `number` is part of the event's id."""
         at = datetime.now(UTC)
         metrics.SECONDS.labels(self._name).observe(max(0.0, (at - notification.at).total_seconds()))
         metrics.NOTIFICATIONS.labels(self._name, notification.reason, "delivered").inc()
@@ -89,7 +89,7 @@ class _DeliveryLog:
         attempts: int,
         at: datetime,
     ) -> None:
-        """Report that a notification failed permanently; it is now a dead letter, unless a test."""
+        """Report a permanent failure; except for a test, the notification is now a dead letter."""
         metrics.NOTIFICATIONS.labels(self._name, notification.reason, "failed").inc()
         logs.logger().error(
             "notification_failed",
@@ -130,7 +130,7 @@ def _log_fields(notification: notifications.Notification) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dependencies:
-    """The functions that a worker uses; `may_act` returns once this process is the leader.
+    """The functions that a worker uses; `may_act` waits until this process is the leader.
 
     `firing` returns which of the given alerts fire now. `put` writes to a stream, `take` reads the
     outbox, `store` writes to a bucket, `publish` publishes an event. `settle` removes the dead
@@ -148,7 +148,7 @@ class Dependencies:
 
 
 class ReceiverWorker:
-    """Sends to one receiver; its own queue, consumer and rate keep it from delaying the others."""
+    """Sends to one receiver; a separate queue, consumer and rate keep it from delaying others."""
 
     def __init__(
         self,
@@ -177,7 +177,7 @@ class ReceiverWorker:
         metrics.begin(name, lambda: self.queue.waiting)
 
     def restore(self, entry: notifications.LedgerEntry) -> None:
-        """Restore the ledger's entry about a group."""
+        """Restore the ledger entry of a group."""
         self._entries[entry.group] = entry
 
     def enqueue(self, notification: notifications.Notification) -> None:
@@ -186,7 +186,7 @@ class ReceiverWorker:
         self._has_outgoing.set()
 
     async def work(self) -> None:
-        """Write notifications to the outbox, and deliver those in the outbox, forever."""
+        """Write enqueued notifications to the outbox, and deliver notifications from it forever."""
         async with asyncio.TaskGroup() as self._tasks:
             self._tasks.create_task(self._write_outbox())
             self._tasks.create_task(self._read_outbox())
@@ -320,7 +320,7 @@ class ReceiverWorker:
     async def _attempt(
         self, notification: notifications.Notification, data: Mapping[str, str]
     ) -> results.Result:
-        """Send once. A bug in the notifier fails this notification, but not the whole process."""
+        """Make one attempt to send; a bug fails this notification, but does not end the process."""
         try:
             return await self._send(notification, data)
         except Exception as error:  # noqa: BLE001  # a bug would end the restarted process, too
@@ -338,7 +338,7 @@ class ReceiverWorker:
         *,
         attempts: int,
     ) -> None:
-        """Record a delivery in the ledger, unless untracked; then remove it from the outbox."""
+        """Record a delivery in the ledger if it is tracked; then remove it from the outbox."""
         notification = delivery.notification
         # a process that was suspended meanwhile must not overwrite its successor's entry
         await self._dependencies.may_act()

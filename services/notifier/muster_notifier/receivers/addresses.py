@@ -1,9 +1,10 @@
 """Pure: decides which addresses a request may go to.
 
-Addresses where clouds serve metadata and secrets are never allowed, nor are addresses that do not
-identify one machine, such as multicast, nor unassigned IPv6 addresses. Every other address that
-IANA does not list as globally reachable needs the setting `reach`. An address that contains an IPv4
-address, for a translator or a tunnel, is allowed only if that IPv4 address is.
+Three kinds of addresses are never allowed: those at which clouds serve metadata and secrets, those
+that do not identify one machine (such as multicast), and unassigned IPv6 addresses. Every other
+address that IANA does not list as globally reachable needs the setting `reach`. An address that
+contains an IPv4 address, for a translator or a tunnel, is allowed only if that IPv4 address is also
+allowed.
 """
 
 import ipaddress
@@ -126,7 +127,7 @@ _SERVICES: Final = frozenset(
 )
 _32_BITS: Final = 0xFFFF_FFFF
 
-_SECRETS: Final = "link-local, where clouds serve metadata and secrets: never allowed"
+_SECRETS: Final = "link-local or used by a cloud for metadata and secrets: never allowed"
 _NOBODY: Final = "not the address of one machine: never allowed"
 _RESERVED: Final = "reserved: never allowed"
 _HOW: Final = "beside its URL, such as `slack: {{reach: {0}, ...}}` (--reach {0})"
@@ -202,5 +203,5 @@ def _translated(address: ipaddress.IPv6Address) -> tuple[ipaddress.IPv4Address, 
 
 
 def _part(address: ipaddress.IPv6Address, shift: int) -> ipaddress.IPv4Address:
-    """Return 32 bits of an address, without its lowest `shift` bits, as an IPv4 address."""
+    """Return the 32 bits above the lowest `shift` bits of an address, as an IPv4 address."""
     return ipaddress.IPv4Address(int(address) >> shift & _32_BITS)

@@ -1,9 +1,9 @@
 """Pure: detects refusals in the bodies of HTTP responses whose status is a success.
 
 Slack's API answers 200 with `ok: false`. An incoming webhook of Slack answers `ok`; compatible
-services answer with an empty body or with JSON. A Teams connector answers 200 with the text of its
-own error (learn.microsoft.com, rate limiting for connectors). A web page comes from a captive
-portal or a proxy, so the message was not delivered.
+services answer with an empty body or with JSON. A Teams connector reports an error as text in a 200
+answer (learn.microsoft.com, rate limiting for connectors). A web page comes from a captive portal
+or a proxy, so the message was not delivered.
 """
 
 import re
@@ -75,7 +75,7 @@ def is_gone(reply: SlackReply) -> bool:
 
 
 def slack_result(reply: SlackReply) -> results.Result:
-    """Return the result for a response."""
+    """Return the result of an attempt from Slack's response."""
     if reply.ok:
         return results.Result(results.Outcome.ACCEPTED, "ok")
     outcome = _ERRORS.get(reply.error, results.Outcome.REJECTED)
@@ -83,7 +83,7 @@ def slack_result(reply: SlackReply) -> results.Result:
 
 
 def refusal(body: bytes) -> results.Result | None:
-    """Return why a message was not accepted, from the body of a 2xx answer; None if it was."""
+    """Return why a message was not accepted, from the body of a 2xx answer; None if accepted."""
     text = body.decode("utf-8", "replace").strip()
     shown = headline.line(text, _SHOWN_MAX)
     if text.lower() in _TAKEN:

@@ -76,7 +76,7 @@ def _link_name(link: str) -> str:
 
 
 def colour(notification: notifications.Notification) -> str:
-    """Return the colour of the most urgent firing alert, or that of resolved alerts."""
+    """Return the colour of the most urgent firing alert, or the colour for resolved alerts."""
     firing = [alert.severity for alert in notification.firing]
     order = tuple(vocabulary.Severity)
     return _COLOURS[min(firing, key=order.index)] if firing else _RESOLVED
@@ -102,7 +102,7 @@ def encode_slack(notification: notifications.Notification, text: message.Message
 
 
 class SlackChannel:
-    """Sends to one channel with a bot token."""
+    """Sends notifications to one Slack channel with a bot token."""
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class SlackChannel:
         composer: message.Composer,
         pace_s: float,
     ) -> None:
-        """Send to the API `to`, such as https://slack.com/api; wait `pace_s` between requests."""
+        """`to` is the API, such as https://slack.com/api; `pace_s` is the pause after a request."""
         self._endpoint = to
         self._headers = {
             "Authorization": f"Bearer {token}",
@@ -237,7 +237,7 @@ def _teams_message(
 
 
 class Apprise:
-    """Sends to one Apprise URL."""
+    """Sends notifications to one Apprise URL."""
 
     def __init__(self, url: str, *, timeout_s: float, composer: message.Composer) -> None:
         """Raise ValueError if Apprise is not installed or does not support the URL."""
@@ -257,7 +257,7 @@ class Apprise:
     async def send(
         self, notification: notifications.Notification, _: Mapping[str, str]
     ) -> results.Result:
-        """Send one message."""
+        """Send one notification."""
         text = self._composer.compose(message.inert(notification))
         kind = "failure" if notification.firing_ids else "success"
         try:

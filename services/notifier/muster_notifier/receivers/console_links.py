@@ -6,7 +6,7 @@
 | other alerts                              | `alerts?LABEL=VALUE&...`        |
 | a test, or alerts of the notifier itself  | `alerts`                        |
 
-The labels are those of the group, so the link still means the same when the alerts have changed.
+The labels are those of the group, so that the link stays valid when the alerts of the group change.
 All links are empty without the setting `console_url`.
 """
 
@@ -62,7 +62,7 @@ def quoted(text: str) -> str:
 
 
 def _link(console_url: str, page: str) -> str:
-    """Return a link to a page; if it is too long, to all alerts."""
+    """Return a link to a page, or to all alerts if it is too long; empty without a console."""
     if not console_url:
         return ""
     base = console_url.rstrip("/")

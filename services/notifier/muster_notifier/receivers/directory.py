@@ -1,7 +1,8 @@
 """Adapter: reads additional receivers from a directory, which is usually a mounted Secret.
 
-`NAME.yaml` contains the settings of the receiver NAME, without its name; a secret in it is a file
-of the same directory. A receiver that cannot be used is left out; the others are not affected.
+`NAME.yaml` contains the settings of the receiver NAME, without its name; each secret is another
+file in the directory. A receiver that cannot be used is left out, without an effect on other
+receivers.
 """
 
 import asyncio
@@ -19,14 +20,14 @@ _PERIOD_S: Final = 1.0
 _READ_S: Final = 5.0
 _FILES_MAX: Final = 4 * schema.RECEIVERS_MAX
 _FILE_BYTES_MAX: Final = 1024 * 1024
-"""The maximum size of a file, which is that of a Secret."""
+"""The maximum size of a Secret, and therefore of a file from it, in bytes."""
 
 _Signature = tuple[tuple[str, tuple[int, int, int, int] | None], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """The usable receivers, and the names of the others, each with the reason."""
+    """The usable receivers; `refused` maps the names of unusable receivers to the reasons."""
 
     receivers: tuple[receiver_settings.Receiver, ...] = ()
     refused: Mapping[str, str] = field(default_factory=dict)
@@ -57,14 +58,14 @@ class Directory:
         return content
 
     async def changed(self) -> None:
-        """Return once the files differ from those read last."""
+        """Wait until the files have changed since the last call of `read`."""
         while True:
             await asyncio.sleep(_PERIOD_S)
             if await self.has_changed():
                 return
 
     async def has_changed(self) -> bool:
-        """Return whether the files differ from those that were read last.
+        """Return whether the files have changed since the last call of `read`; False if unreadable.
 
         The files are read only if a name, an inode, a size or a time has changed.
         """
@@ -119,9 +120,9 @@ def _read(path: Path, settings: schema.Settings) -> tuple[Mapping[str, bytes], C
 
 
 def _names(path: Path) -> list[str]:
-    """Return the names of the files, except hidden ones, up to the limit and one more.
+    """Return the names of the files that are not hidden, at most one more than the limit.
 
-    Raises OSError, but not if the directory does not exist.
+    Return an empty list if the directory does not exist. Raises OSError.
     """
     try:
         names = sorted(each.name for each in path.iterdir() if not each.name.startswith("."))
@@ -148,7 +149,7 @@ def _stat(file: Path) -> tuple[int, int, int, int] | None:
 
 
 def _texts(path: Path) -> Mapping[str, bytes]:
-    """Return the files of a directory by name. Raises OSError."""
+    """Return the contents of a directory's files, by name. Raises OSError."""
     return {
         # a name that is not text could not be logged or published
         name.encode("ascii", "backslashreplace").decode(): _text(path / name)

@@ -43,7 +43,7 @@ _DEFERRED_MAX: Final = 1_000
 
 _RECIPIENTS_REFUSED = prometheus_client.Counter(
     "muster_notifier_recipients_refused_total",
-    "Recipients that a mail relay did not accept.",
+    "Recipients that a mail relay refused permanently.",
     ["relay"],
 )
 
@@ -51,7 +51,7 @@ _Refusal = aiosmtplib.SMTPResponseException
 
 
 class Email:
-    """Sends mail through one relay to its recipients."""
+    """Sends each notification as a mail to all recipients, through one relay."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class Email:
         self._where = f"{settings.host}:{settings.port}"
         _RECIPIENTS_REFUSED.labels(self._where)
         self._deferred: OrderedDict[str, tuple[str, ...]] = OrderedDict()
-        """The recipients that the relay may accept later, by notification."""
+        """The recipients that the relay may accept later, by the notification's id."""
         self._lookups = blocking.Serial()
         self._tls: ssl.SSLContext | None = None
         if settings.tls is not receiver_settings.Tls.NONE:
@@ -79,10 +79,10 @@ class Email:
     async def send(
         self, notification: notifications.Notification, _: Mapping[str, str]
     ) -> results.Result:
-        """Send one mail to all recipients; the result names those that the relay refused.
+        """Send one mail to all recipients; the result names the recipients that were refused.
 
-        Recipients that the relay may accept later are retried alone: greylisting, for example,
-        refuses every first attempt.
+        A retry goes only to the recipients that the relay may accept later: greylisting, for
+        example, refuses every first attempt.
         """
         recipients = self._deferred.get(notification.id, self._settings.to)
         text = self._composer.compose(notification)

@@ -24,7 +24,7 @@ RECORDED: Final = contextvars.ContextVar[list[str] | None]("RECORDED", default=N
 
 
 class Endpoint:
-    """One URL; `reach` limits which of our own networks it may lead to."""
+    """One URL; `reach` limits the addresses to which it may lead."""
 
     def __init__(
         self,
@@ -125,7 +125,7 @@ class JsonReceiver:
     async def send(
         self, notification: notifications.Notification, _: Mapping[str, str]
     ) -> results.Result:
-        """Post the body."""
+        """Post one notification."""
         if self._prepare is not None:
             notification = self._prepare(notification)
         text = self._composer.compose(notification)

@@ -41,8 +41,8 @@ class Sender:
     """The function that sends to a receiver, its default rate, and problems in its templates.
 
     `composer` writes the texts. `mask` removes the receiver's secrets from a text. With
-    `shows_repeats`, the receiver cannot drop repeated messages, so they are sent one at a time: a
-    crash then repeats at most one.
+    `shows_repeats`, the receiver cannot drop repeated messages, so messages are sent one at a time,
+    and a crash repeats at most one of them.
     """
 
     send: results.Send

@@ -1,7 +1,7 @@
 """Pure: writes a notification's title, for a lock screen: the problem, the place, the impact.
 
-These three are in the first 100 characters of a firing alert's title. The reason follows in the
-text: what health concluded, or what a plugin or driver reported.
+These three are in the first 100 characters of a firing alert's title. The reason is in the body:
+what health concluded, or what a plugin or driver reported.
 """
 
 import re
@@ -14,7 +14,7 @@ from muster.vocabulary import AlertKind, NotificationReason
 from muster_notifier.routing import notifications
 
 TITLE_MAX: Final = 100
-"""The maximum characters of problem, place and impact; long names may exceed it."""
+"""The maximum length of problem, place and impact, in characters; long names may exceed it."""
 LINE_MAX: Final = 400
 
 _NEW_PODS_FAIL: Final = ("{hold} devices, new pods fail", "new pods fail")
@@ -46,12 +46,12 @@ _IMPACTS: Final = {
     AlertKind.HEALTH_SILENT: ("failures of plugins are not detected",) * 2,
     AlertKind.DEAD_LETTERS: ("somebody was not notified of a problem",) * 2,
 }
-"""For each kind of alert, the impact if pods hold the devices, and if none do or it is unknown."""
+"""For each kind of alert, the impact if pods hold the devices, and the impact otherwise."""
 _RESOURCE: Final = re.compile(r" \([^() /]+/[^() ]+\)")
 """Matches the resource in a summary, in parentheses after the plugin."""
 _ID_MAX: Final = 13
 _UUID: Final = re.compile(r"\b((?:GPU|MIG)-[0-9a-f]{8})-[0-9a-f]{4}-[0-9a-f-]{4,}")
-"""Matches the UUID of a GPU; a title shows only its first part, the text all of it."""
+"""Matches the UUID of a GPU; a title shows only the first part of the UUID."""
 _WHAT_MIN: Final = 40
 _MINUTE_S: Final = 60
 _HOUR_S: Final = 3600
@@ -90,7 +90,7 @@ def is_test(notification: notifications.Notification) -> bool:
 
 
 def what_and_reason(alert: vocabulary.AlertChanged) -> tuple[str, str]:
-    """Return what is wrong and where, and the rest of the summary: the reason, or empty."""
+    """Return two parts of the summary: what is wrong and where, and the reason (or empty)."""
     summary = line(alert.summary, len(alert.summary))
     what, reason = summary, ""
     if alert.kind is not AlertKind.DEVICES_SHORT:
@@ -136,7 +136,7 @@ def span(time: timedelta) -> str:
 
 
 def line(text: str, longest: int = LINE_MAX) -> str:
-    """Return the text on one line; alerts contain texts from drivers and kubelets."""
+    """Return the text on one line without control characters, cut to `longest` characters."""
     indent = text[: len(text) - len(text.lstrip(" "))]
     shown = indent + " ".join(
         "".join(character if character.isprintable() else " " for character in text).split()

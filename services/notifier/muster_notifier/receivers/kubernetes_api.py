@@ -249,7 +249,7 @@ class KubernetesEvents:
     async def send(
         self, notification: notifications.Notification, _: Mapping[str, str]
     ) -> results.Result:
-        """Write the Events; skip one that already exists, or whose pod's namespace is gone."""
+        """Write Events; skip one that already exists, or whose pod's namespace no longer exists."""
         made = events(notification, self._settings, console_url=self._console_url)
         return await self._write(made)
 
@@ -288,7 +288,7 @@ _PENDING = prometheus_client.Gauge(
 
 
 class Owners:
-    """Looks up owners in the background; passes the alerts with their owners to `report`."""
+    """Looks up the owners of alerts' pods in the background; passes the results to `report`."""
 
     def __init__(
         self,

@@ -19,7 +19,7 @@ _WRITE_S: Final = 10.0
 
 
 class File:
-    """Writes to one file."""
+    """Appends notifications to one file."""
 
     def __init__(self, path: str, composer: message.Composer) -> None:
         self._path = Path(path)
@@ -66,7 +66,7 @@ class File:
 
 
 class Console:
-    """Writes to the notifier's log."""
+    """Writes notifications to the notifier's log."""
 
     def __init__(self, composer: message.Composer) -> None:
         self._composer = composer
@@ -74,7 +74,7 @@ class Console:
     async def send(
         self, notification: notifications.Notification, _: Mapping[str, str]
     ) -> results.Result:
-        """Log the message."""
+        """Log one notification."""
         text = self._composer.compose(notification)
         logs.logger().info(
             "notification_logged", id=notification.id, text=f"{text.title}\n{text.text}"

@@ -40,7 +40,7 @@ _COMMAND: Final = re.compile(r"\bmuster (?=(?:dlq|doctor|events|silence|status|w
 _LABEL_VALUE: Final = re.compile(r"[A-Za-z0-9/][-A-Za-z0-9_./]*")
 _WEIGHTS: Final = {"kubernetes": 0, "probe": 1, "agent": 2, "heartbeat": 3, "health": 9}
 _WEIGHT: Final = 5
-"""The sort key of evidence from other sources: outside observations first, health last."""
+"""The sort key of sources that are not in `_WEIGHTS`; evidence with the lowest key is first."""
 
 ALERT_NAMES: Final = (
     *("state", "severity", "kind", "node", "plugin", "resource", "devices", "summary", "since"),
@@ -51,14 +51,15 @@ NAMES: Final = (
     *("state", "reason", "receiver", "group", "node", "kind", "severity", "summary", "firing"),
     *("resolved", "title", "alerts", "runbooks", "look_closer"),
 )
-"""The variables (`$name`) in the other templates."""
+"""The variables (`$name`) in the templates `title` and `text`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """The text for people; `links` lead to runbooks, and are not in the body.
+    """A text for people; `links` lead to runbooks, and are not in the body.
 
-    `console` is the link to the console at `console_url`; both are empty if that is not set.
+    `console_url` is the console's address, and `console` a link to one of its pages; both are empty
+    if no address is configured.
     """
 
     title: str
@@ -79,7 +80,7 @@ class Message:
 class Composer:
     """Writes messages with the operator's templates, and with links to the console.
 
-    `in_cluster`: commands must name a cluster, because the notifier runs in one.
+    If the notifier runs in a cluster (`in_cluster`), commands get `--context CONTEXT`.
     """
 
     templates: receiver_settings.Templates = _NO_TEMPLATES
@@ -199,7 +200,7 @@ def problems_of(templates: receiver_settings.Templates) -> list[str]:
 
 
 def silence(notification: notifications.Notification) -> str:
-    """Return the command that silences the group; empty if there is none, or it needs quotes.
+    """Return the command that silences the group; empty if none exists, or if it needs quotes.
 
     If all alerts are about the same single device, other devices are not silenced.
     """

@@ -13,7 +13,7 @@ from muster_notifier.receivers import headline, message, webhook
 from muster_notifier.routing import notifications
 
 BYTES_MAX: Final = 500 * 1000
-"""The maximum bytes of a body; PagerDuty accepts 512 KB."""
+"""The maximum size of a body, in bytes; PagerDuty accepts 512 KB."""
 
 _SUMMARY_MAX: Final = 1024
 _KEY_MAX: Final = 255
@@ -24,7 +24,7 @@ Json = dict[str, object]
 def encode(
     notification: notifications.Notification, text: message.Message, *, routing_key: str
 ) -> bytes:
-    """Return the body to trigger, acknowledge or resolve, with as many alerts as fit."""
+    """Return the body of an incident's event; a trigger contains as many alerts as fit."""
     alerts = (*notification.firing, *notification.notified_resolved)
 
     def encode_first(count: int) -> bytes:

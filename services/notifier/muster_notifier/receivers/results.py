@@ -15,7 +15,7 @@ from muster_notifier.routing import notifications
 _HOST: Final = re.compile(r"([a-z]+)://(?:[^/?#]*@)?([^/?#@]+)", re.IGNORECASE)
 _BACKOFF: Final = pacing.Backoff(first_s=0.5, max_s=30.0, jitter=1.0)
 _RETRY_AFTER_MAX_S: Final = 3600.0
-"""The longest accepted Retry-After; a longer one may be a mistake of the receiver."""
+"""The maximum delay taken from Retry-After; a longer one may be a mistake of the receiver."""
 
 
 class Kind(enum.StrEnum):
@@ -97,7 +97,7 @@ class Result:
 
 
 Send = Callable[[notifications.Notification, Mapping[str, str]], Awaitable[Result]]
-"""Sends one message once; the mapping is `Result.data` of the last message about this group."""
+"""Makes one attempt to send; the mapping is `Result.data` of the group's last message."""
 
 
 def of_status(status: int, headers: Mapping[str, str]) -> Result:

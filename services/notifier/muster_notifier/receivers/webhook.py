@@ -6,8 +6,8 @@ follow Standard Webhooks 1.0.0: HMAC-SHA256 over id, time and body. While one se
 another, both are active: both signatures are sent, and the receiver accepts either of them.
 
 Alerts are pushed to the API v2 of an Alertmanager. It resolves an alert `resolve_timeout` (five
-minutes) after the last push, unless the alert contains its end. So a firing alert has an end in the
-future, later than the next reminder (api/v2/openapi.yaml, postableAlerts).
+minutes) after the last push, unless the alert contains an end time. So firing alerts are pushed
+with an end time after the next reminder (api/v2/openapi.yaml, postableAlerts).
 """
 
 import base64
@@ -100,7 +100,7 @@ def encode_body(
     format_: receiver_settings.Format,
     alerts_max: int = 0,
 ) -> bytes:
-    """Return the body with up to `alerts_max` alerts (0: all), halved in number until it fits."""
+    """Return the body with at most `alerts_max` alerts (0: all), or fewer if they do not fit."""
     alerts = (*notification.firing, *notification.notified_resolved)[: alerts_max or None]
     make = _version4 if format_ is receiver_settings.Format.ALERTMANAGER else _cloud_event
 
@@ -313,7 +313,7 @@ def encode_alerts(
 
 
 class AlertmanagerPush:
-    """Pushes to one Alertmanager, by its base address."""
+    """Pushes alerts to the API of one Alertmanager."""
 
     def __init__(
         self, to: endpoint.Endpoint, *, bearer: str, lifetime: timedelta, console_url: str

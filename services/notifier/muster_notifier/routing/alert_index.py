@@ -1,4 +1,4 @@
-"""Pure: tracks the groups that each alert belongs to, and those that it has left.
+"""Pure: tracks the groups to which each alert belongs, or belonged before its labels changed.
 
 The newest event about a fingerprint counts. When the labels of an alert change, its last version is
 resolved in the groups that it no longer belongs to. A resolved alert is resolved in all its groups,
@@ -26,7 +26,7 @@ _NO_OWNERS: Final[Owners] = {}
 
 @dataclass(frozen=True, slots=True)
 class OwnedAlert:
-    """An alert with the receivers that its pods' owners have named, and the pods of each."""
+    """An alert; `owners` maps the receivers that its pods' owners have named to those pods."""
 
     event: codec.CloudEvent
     owners: Mapping[str, tuple[str, ...]]
@@ -70,7 +70,10 @@ class AlertIndex:
             self._by_key[owners.key] = owners
 
     def update(self, received: codec.CloudEvent | OwnedAlert) -> list[Placement] | None:
-        """Add an alert and return the groups it concerns; None if a newer event has arrived."""
+        """Store an alert and return its place in each of its groups; None if the event is outdated.
+
+        In groups to which the alert no longer belongs, its last version is returned as resolved.
+        """
         event = received.event if isinstance(received, OwnedAlert) else received
         alert = event.data
         assert isinstance(alert, vocabulary.AlertChanged), f"{event.type} is not an alert"
@@ -108,7 +111,7 @@ class AlertIndex:
         return frozenset(name for name, entry in entries if entry and entry.alert.state is fires)
 
     def route_of(self, group: str) -> routes.Route | None:
-        """Return the route that a group's name contains; None if it no longer exists."""
+        """Return the route whose key a group's name contains; None if there is none any more."""
         keys = [key for key in self._by_key if group.startswith(f"{key}:{{")]
         return self._by_key[max(keys, key=len)] if keys else None
 

@@ -5,14 +5,14 @@
 | 1 | the receiver was never notified | FIRST if an alert fires, else nothing |
 | 2 | a firing alert was not in the last notification | FIRST if none fired in it, else NEW_ALERTS |
 | 3 | no alert fires | ALL_RESOLVED if an alert fired in the last notification, else nothing |
-| 4 | a resolved alert was not in the last notification, and the receiver wants it | NEW_RESOLVED |
+| 4 | a resolved alert was not in the last notification, and `send_resolved` is set | NEW_RESOLVED |
 | 5 | a firing alert has an aspect that was never in a notification | CHANGED |
 | 6 | the last notification is older than `repeat_interval_s` | REPEAT |
 | 7 | otherwise | nothing |
 
 Source: prometheus/alertmanager notify/dedup_stage.go, needsUpdate (August 2026), except row 5:
-`notifications.aspects_of` has the aspects. Row 3 ignores `send_resolved` on purpose: the firing
-alerts must be forgotten, even if nothing is sent.
+`notifications.aspects_of` defines aspects. Row 3 ignores `send_resolved` on purpose: the last
+notification's firing alerts must be forgotten, even if nothing is sent.
 """
 
 from collections.abc import Collection, Mapping
@@ -33,7 +33,7 @@ def reason_to_notify(
     now: float,
     has_changed: bool = False,
 ) -> vocabulary.NotificationReason | None:
-    """Return why the receiver must be notified of the group now, or None if it need not be."""
+    """Return why the receiver must be notified of the group now, or None if nothing is due."""
     if notified is None:
         return vocabulary.NotificationReason.FIRST if firing else None
     if not firing <= notified.firing:
@@ -56,7 +56,7 @@ def is_acknowledged_now(notified: groups.Notified | None, *, silenced: AbstractS
     """Return whether all alerts that the last notification lists as firing are now silenced.
 
     Return False if the receiver was already notified of that. The module's table does not cover
-    this case, because it ignores silenced alerts.
+    this case, because the table ignores silenced alerts.
     """
     if notified is None or not notified.firing or notified.is_acknowledged:
         return False

@@ -7,8 +7,8 @@ so that it is up to date: changes that arrive while an older notification is in 
 receiver is busy, go into the next one.
 
 A group has at most one notification in flight, so a resolution never overtakes the notification of
-the firing alert. A receiver has only a few in flight (`groups.InflightLimits`); a notification that
-is being retried does not count towards this limit, and is replaced when it is outdated.
+the firing alert. Only a few notifications to a receiver are in flight (`groups.InflightLimits`);
+one that is being retried does not count towards this limit, and is replaced when it is outdated.
 
 A receiver that was notified of an alert is also notified of its end, even if the alert is silenced
 by then. A failed notification changes nothing: the next flush decides again, as in Alertmanager.
@@ -173,7 +173,7 @@ class Grouping:
         return self._timers.next()
 
     def oldest_waiting_s(self, receiver: str, now: float) -> float:
-        """Return how long the receiver's oldest notification has been waiting; 0 if none is."""
+        """Return the age in seconds of a receiver's oldest undelivered notification; 0 if none."""
         since = self._limits.waiting_since(receiver)
         since += [
             self._clock.monotonic(group.in_flight.at, now)
@@ -207,7 +207,7 @@ class Grouping:
     def _resolved_elsewhere(
         self, alert: vocabulary.AlertChanged, present: Sequence[alert_index.Placement]
     ) -> list[alert_index.Placement]:
-        """Return placements of a resolved alert in groups that were notified of it, but lost it."""
+        """Return where the ledger lists a resolved alert as firing, except places in `present`."""
         if alert.state is vocabulary.AlertState.FIRING:
             return []
         here = {placement.key for placement in present}
@@ -341,9 +341,9 @@ class Grouping:
         return [*out, *self._notify_waiting(notification.receiver, now)]
 
     def _enqueue(self, group: groups.Group, now: float) -> list[notifications.Notification]:
-        """Queue a flushed group; if its last notification is being retried, replace that one.
+        """Queue a flushed group; if its notification is being retried, return the replacement.
 
-        While the notification is in flight, the group is only marked as overdue.
+        While a notification about the group is in flight, only mark the group as overdue.
         """
         if group.in_flight is None:
             self._limits.enqueue(group.key, now)
@@ -352,7 +352,7 @@ class Grouping:
         return self._replace(group, now) if group.is_postponed else []
 
     def _replace(self, group: groups.Group, now: float) -> list[notifications.Notification]:
-        """Return a new notification if the one being retried is outdated."""
+        """Replace a group's notification if it is outdated; return the new one, if any."""
         old = group.in_flight
         assert old is not None, "only a notification in flight is replaced"
         new = self._builder.build(group, at=self._clock.at(now), now=now)

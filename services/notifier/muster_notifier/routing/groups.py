@@ -1,4 +1,4 @@
-"""Pure: the state of one group of alerts for one receiver, and the limits on what is in flight."""
+"""Pure: the state of one group of alerts for one receiver, and limits for notifications."""
 
 import heapq
 import math
@@ -23,9 +23,9 @@ A receiver that recovers must not be flooded. A waiting notification is built on
 sent.
 """
 OUTSTANDING_MAX: Final = 256
-"""The maximum number of a receiver's notifications in the outbox, including those retried."""
+"""The maximum number of a receiver's notifications in the outbox; retried ones are included."""
 HELD_MAX_S: Final = 900.0
-"""The longest time for which a notification that the receiver has refused is not sent again."""
+"""The maximum time for which a refused notification is held back, in seconds."""
 _REFUSALS_MAX: Final = 10
 
 
@@ -33,9 +33,9 @@ _REFUSALS_MAX: Final = 10
 class Notified:
     """A receiver's last notification about a group; `at` is monotonic seconds.
 
-    `firing` and `resolved` are fingerprints of alerts. `aspects` are those of the firing alerts
-    that this notification or an earlier one mentioned.
-    `is_acknowledged` means that this notification reported that the whole group was silenced.
+    `firing` and `resolved` are fingerprints of alerts. `aspects` are the aspects of the firing
+    alerts that this or an earlier notification contained. `is_acknowledged` means that this
+    notification reported that the whole group was silenced.
     """
 
     firing: frozenset[str]
@@ -47,7 +47,7 @@ class Notified:
 
 
 class View(msgspec.Struct, frozen=True, kw_only=True):
-    """One group as `/state` shows it; alerts by fingerprint."""
+    """One group as `/state` shows it; alerts are identified by their fingerprints."""
 
     receiver: str
     group: str
@@ -61,12 +61,12 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(slots=True, kw_only=True)
 class Group:
-    """The alerts of a group, its notification in flight, and its last delivered one.
+    """The alerts of a group, its notification in flight, and its last delivered notification.
 
     A resolved alert stays until the receiver has been notified of it, or need not be notified.
-    `is_overdue` means that a flush was due while a notification was in flight, `is_postponed` that
-    this notification is being retried. `muted` lists the alerts that the last flush left out, each
-    with the reason.
+    `is_overdue` means that a flush was due while a notification was in flight. `is_postponed` means
+    that the notification in flight is being retried. `muted` lists the alerts that the last flush
+    left out, each with the reason.
     """
 
     key: Key
@@ -84,9 +84,9 @@ class Group:
     is_postponed: bool = False
     muted: dict[str, muting.Muted] = field(default_factory=dict)
     refusals: int = 0
-    """The number of notifications that failed since the last delivered one."""
+    """The number of notifications that have failed since one was last delivered."""
     held_until: float = -math.inf
-    """The time until which a notification is sent only if it contains more than a refused one."""
+    """Until this time, a notification is sent only if it contains more than the refused one."""
     _refused: set[str] = field(default_factory=set)
 
     def firing(self) -> list[vocabulary.AlertChanged]:
@@ -136,11 +136,11 @@ class Group:
         self._refused = self._news(notification)
 
     def is_held(self, notification: notifications.Notification, now: float) -> bool:
-        """Return whether a notification is held back, because it contains only refused parts."""
+        """Return whether a notification is held back, because all its parts were refused before."""
         return now < self.held_until and self._news(notification) <= self._refused
 
     def _news(self, notification: notifications.Notification) -> set[str]:
-        """Return the new parts of a notification as texts: firing alerts, aspects and ends."""
+        """Return the parts of a notification as texts: firing alerts, their aspects, and ends."""
         known = self.notified.firing if self.notified else frozenset()
         news = {f"firing {name}" for name in notification.firing_ids}
         news |= {f"since {a.fingerprint} {a.starts_at.isoformat()}" for a in notification.firing}
@@ -150,7 +150,10 @@ class Group:
         return news | {f"resolved {name}" for name in notification.resolved_ids if name in known}
 
     def forget_resolved(self, *, also_notified: bool) -> None:
-        """Drop resolved alerts; unless `also_notified`, keep those that a notification lists."""
+        """Drop the resolved alerts of which the receiver need not be notified.
+
+        With `also_notified`, also drop those that a notification listed as firing.
+        """
         for alert in self.resolved():
             if also_notified or not self.was_notified_of(alert.fingerprint):
                 del self.alerts[alert.fingerprint]
@@ -196,7 +199,7 @@ class RestoredGroups:
     def end(self, key: Key, last_id: str, ended_at: float | None) -> None:
         """Record the id and the time of the last notification about a group that has ended.
 
-        If the same alert fires again, its notification follows this one.
+        The id of the group's next notification is derived from this id.
         """
         self._resolved.pop(key, None)
         self._resolved[key] = last_id, ended_at
@@ -213,7 +216,7 @@ class RestoredGroups:
         return self._resolved.get(key, ("", None))[1]
 
     def get(self, key: Key) -> Notified | None:
-        """Return the last notification about a group that has firing alerts, if any."""
+        """Return the last notification about a group if it lists firing alerts; otherwise None."""
         return self._notified.get(key)
 
     def drop(self, key: Key) -> None:
@@ -279,7 +282,7 @@ class Timers:
 
 
 class InflightLimits:
-    """Limits the notifications in flight; other groups wait for their receivers, in order."""
+    """Limits the notifications in flight to each receiver; further groups wait in order."""
 
     def __init__(self, receivers: Iterable[str]) -> None:
         self._in_flight: Counter[str] = Counter()

@@ -166,7 +166,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Inhibited:
-    """The alert that inhibits another one, and the rule."""
+    """The alert that inhibits another one, and the name of the rule."""
 
     fingerprint: str
     rule: str
@@ -238,7 +238,7 @@ BY_PEOPLE: Final = frozenset({Cause.SILENCED, Cause.MAINTENANCE})
 
 
 class Muted(msgspec.Struct, frozen=True):
-    """Why an alert is muted, and by what: alert and rule, silence, plugin or interval."""
+    """Why an alert is muted; `by` names the alert and rule, silence, plugin or intervals."""
 
     cause: Cause
     by: str
@@ -260,7 +260,7 @@ class Muting:
         rules: Sequence[Rule],
         times: Mapping[str, Sequence[Interval]],
     ) -> None:
-        """Start without silences; `times` are the time intervals that routes name."""
+        """Start without silences; `times` maps the names that routes use to time intervals."""
         self._inhibition = Inhibition(rules)
         self._times = dict(times)
         self._silences: dict[str, tuple[matching.Silence, tuple[matching.Matcher, ...]]] = {}
@@ -319,7 +319,7 @@ class Muting:
         return [silence for silence, _ in self._silences.values() if silence.is_active(at)]
 
     def _silences_for(self, labels: Mapping[str, str]) -> Sequence[matching.Silence]:
-        """Return the silences that match, active or not; cached, as labels often repeat."""
+        """Return the silences that match, active or not, from a cache if possible."""
         if not self._silences:
             # while there are no silences, a storm of alerts must not fill the cache
             return ()

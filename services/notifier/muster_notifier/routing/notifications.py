@@ -20,7 +20,7 @@ PODS_MAX: Final = 50
 _ASPECTS_MAX: Final = 64
 """The maximum number of an alert's aspects that cause notifications.
 
-Plugins choose the names of devices, which are aspects.
+Without a limit, a plugin could cause any number of notifications with new names of devices.
 """
 
 _URGENCY: Final = tuple(vocabulary.Severity)
@@ -44,9 +44,10 @@ class Notification(msgspec.Struct, frozen=True, kw_only=True):
     `id` is derived from the content, so that a receiver can drop a repeat after a crash.
     `firing_ids` and `resolved_ids` are the fingerprints of all alerts; `firing` and `resolved` are
     the most urgent of these alerts. `episodes` contains the start of each resolved alert. `why` is
-    the reason for notifying this receiver if that is not obvious, as for the owner of a workload.
-    `pods_total` counts the pods of all alerts, `pods_of` those of each alert with many pods.
-    `aspects` are those of the firing alerts, in this or an earlier notification.
+    the reason for notifying this receiver if that is not obvious, for example if it is an owner of
+    a workload. `pods_total` is the number of pods of all alerts; `pods_of` has the number for each
+    alert that names only some of its pods. `aspects` are the aspects of the firing alerts in this
+    and earlier notifications.
     """
 
     id: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][-A-Za-z0-9]{0,62}$")]
@@ -73,7 +74,7 @@ class Notification(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def node(self) -> str:
-        """The node of the alerts, or the fleet."""
+        """The node in the group's labels; the fleet if they contain no node."""
         return self.labels.get("node", vocabulary.FLEET)
 
     @property
@@ -88,12 +89,12 @@ class Notification(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def notified_resolved(self) -> tuple[vocabulary.AlertChanged, ...]:
-        """The resolved alerts in this notification."""
+        """The resolved alerts to report to the receiver; none without `send_resolved`."""
         return self.resolved if self.send_resolved else ()
 
     @property
     def notified_total(self) -> int:
-        """The number of alerts in this notification, shown or only counted."""
+        """The number of alerts to report to the receiver, including those that are only counted."""
         return len(self.firing_ids) + (len(self.resolved_ids) if self.send_resolved else 0)
 
 
@@ -120,7 +121,7 @@ def create(  # noqa: PLR0913  # the parts of a notification, each by its name
     why: str = "",
     before: Aspects = _NO_ASPECTS,
 ) -> Notification:
-    """Return a notification. `after` is the id of the receiver's previous one, or empty.
+    """Return a notification; `after` is the id of the group's previous one, or empty.
 
     `before` has the aspects that the receiver was notified of.
 
@@ -197,7 +198,7 @@ def _affected(alert: vocabulary.AlertChanged) -> int:
 
 
 def token(group: str) -> str:
-    """Return a group's name in a form that subjects and bucket keys allow."""
+    """Return a short hash of a group's name, for subjects and bucket keys."""
     return hashlib.sha256(group.encode()).hexdigest()[:16]
 
 
@@ -238,11 +239,11 @@ def _brief(alert: vocabulary.AlertChanged) -> vocabulary.AlertChanged:
 
 
 class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """The last notification to a receiver about a group; alerts by fingerprint.
+    """The last notification to a receiver about a group; `firing` and `resolved` are fingerprints.
 
     `at` is when the notification was decided; after a restart, the group's timers continue from
-    there. `data` is needed to send more about the same group, such as the message to edit.
-    `starts_at` is when the first of the firing alerts began.
+    that time. `data` is needed for later messages about the group, such as the id of the message to
+    edit. `starts_at` is when the first of the firing alerts began.
     """
 
     receiver: Annotated[str, msgspec.Meta(min_length=1)]
@@ -285,7 +286,7 @@ def entry_of(
 
 
 def ledger_key(receiver: str, group: str) -> str:
-    """Return an entry's key in the bucket, in which the group's name is encoded as a token."""
+    """Return an entry's key in the bucket: the receiver, and a hash of the group's name."""
     return f"{receiver}.{token(group)}"
 
 
@@ -295,7 +296,7 @@ def encode_entry(entry: LedgerEntry) -> bytes:
 
 
 def decode_entry(value: bytes) -> LedgerEntry:
-    """Return the entry. Raises Malformed."""
+    """Return the ledger entry in a value. Raises Malformed."""
     return _decode(value, LedgerEntry)
 
 

@@ -13,7 +13,7 @@ from typing import Final
 from muster import matching
 
 ALL_LABELS: Final = "..."
-"""In `group_by`: all labels, so that each alert forms its own group (as in Alertmanager)."""
+"""The entry of `group_by` for all labels: each alert forms its own group, as in Alertmanager."""
 
 LABEL_NAMES: Final = matching.LABELS
 
