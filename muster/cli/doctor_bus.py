@@ -12,7 +12,7 @@ from typing import Final
 from muster import codec, vocabulary
 from muster.cli.doctor_facts import LOCKS, WELL, Broken, Leader, NotSeen, Receivers
 from muster.fleet import dead_letters, health_state
-from muster.nats import bus, connection, consumers, jetstream, lock, stream_info, streams
+from muster.nats import bus, connection, consumers, jetstream, leader_lock, stream_info, streams
 
 _RIGHTS_S: Final = 2.0
 """How long to wait for an answer that only an administrator receives."""
@@ -61,7 +61,7 @@ async def leaders(connected: bus.Bus) -> Mapping[str, Leader | None]:
     for service, bucket in LOCKS.items():
         subject = f"$KV.{bucket.name}.{service}"
         claim = await jetstream.last(live, f"KV_{bucket.name}", subject)
-        holder = lock.decode_holder(claim.data or b"") if claim else None
+        holder = leader_lock.decode_holder(claim.data or b"") if claim else None
         leaders[service] = Leader(f"{holder.host} (process {holder.pid})") if holder else None
     return leaders
 

@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 
 from muster import matching, vocabulary
-from muster.nats import lock
+from muster.nats import leader_lock
 from muster_health.fleet import detector
 from muster_health.model import config, signals, snapshot
 from muster_health.replay import player, recording
@@ -154,14 +154,14 @@ def ledger(data: bytes) -> None:
 
 
 def _holders() -> Iterator[bytes]:
-    yield msgspec.json.encode(lock.this_process("muster-health"))
+    yield msgspec.json.encode(leader_lock.this_process("muster-health"))
     yield b'{"name":"h","host":"x","space":"b pid:[4026531836]","pid":-1}'
 
 
 @target(seeds=_holders)
 def locks(data: bytes) -> None:
     """A claim to a lock names a process, or none; asking whether it has gone harms nobody."""
-    holder = lock.decode_holder(data)
+    holder = leader_lock.decode_holder(data)
     if holder is not None:
         str(holder)
         holder.is_gone()

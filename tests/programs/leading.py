@@ -9,14 +9,14 @@ import asyncio
 import sys
 
 from muster import leadership
-from muster.nats import bus, lock, streams
+from muster.nats import bus, leader_lock, streams
 
 
-async def act(url: str, name: str, terms: lock.Timing) -> None:
+async def act(url: str, name: str, terms: leader_lock.Timing) -> None:
     async with bus.Bus(url, producer="tests", name=name) as connected:
-        key = lock.Key(connected.link, streams.LEADER, "health")
-        us = lock.this_process(name)
-        async with lock.Lock(key, us=us, timing=terms, on_change=show) as held:
+        key = leader_lock.Key(connected.link, streams.LEADER, "health")
+        us = leader_lock.this_process(name)
+        async with leader_lock.Lock(key, us=us, timing=terms, on_change=show) as held:
             while True:
                 client = connected.link.live_client()
                 revision = held.term()
@@ -37,6 +37,6 @@ if __name__ == "__main__":
         act(
             sys.argv[1],
             sys.argv[2],
-            lock.Timing(ttl_s=int(ttl_s), renew_s=renew_s, margin_s=margin_s),
+            leader_lock.Timing(ttl_s=int(ttl_s), renew_s=renew_s, margin_s=margin_s),
         )
     )

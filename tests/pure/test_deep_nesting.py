@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from muster import codec, matching
-from muster.nats import lock
+from muster.nats import leader_lock
 from muster_health.bus import nats_connections
 from muster_health.model import snapshot
 from muster_labeler.kubernetes import projection
@@ -41,4 +41,4 @@ def test_deeply_nested_json_is_refused(
 
 def test_deeply_nested_json_is_no_answer_and_names_no_holder() -> None:
     assert answers.read_slack_reply(DEEP).error
-    assert lock.decode_holder(DEEP) is None
+    assert leader_lock.decode_holder(DEEP) is None

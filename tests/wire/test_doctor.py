@@ -16,7 +16,7 @@ import pytest
 import muster
 from muster import vocabulary
 from muster.cli import registry
-from muster.nats import bus, lock, storage, streams
+from muster.nats import bus, leader_lock, storage, streams
 from muster.service import probes
 from tests.worlds import manifests, muster_command, muster_in_cluster, nats_with_passwords
 from tests.worlds.muster_in_cluster import World
@@ -62,7 +62,7 @@ async def complete(where: Path) -> AsyncIterator[tuple[World, bus.Bus]]:
     ):
         await world.pod("muster-plugin", 0, 8080, "nats://127.0.0.1:1")
         for bucket, service in ((streams.LEADER, "health"), (streams.TENURE, "notifier")):
-            key = lock.Key(link.link, bucket, service)
+            key = leader_lock.Key(link.link, bucket, service)
             claim = orjson.dumps({"name": "x", "host": f"{service}-pod", "space": "", "pid": 1})
             await key.claim(claim, ttl_s=60, revision=0, timeout_s=10)
         receivers = {"ops": "slack", "console": "console"}

@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 
 from muster import leadership, vocabulary
 from muster.local import nats
-from muster.nats import bus, consumers, lock, storage, streams
+from muster.nats import bus, consumers, leader_lock, storage, streams
 from muster_health import metrics
 from muster_health.bus import self_monitoring
 
@@ -31,11 +31,11 @@ def play(tmp_path: Path, story: Story) -> None:
     asyncio.run(played())
 
 
-def election(on: bus.Bus, name: str) -> lock.Lock:
-    return lock.Lock(
-        lock.Key(on.link, streams.LEADER, "health"),
-        us=lock.Holder(name=name, host=name, space="1", pid=1),
-        timing=lock.Timing(ttl_s=2, renew_s=0.5, margin_s=0.5),
+def election(on: bus.Bus, name: str) -> leader_lock.Lock:
+    return leader_lock.Lock(
+        leader_lock.Key(on.link, streams.LEADER, "health"),
+        us=leader_lock.Holder(name=name, host=name, space="1", pid=1),
+        timing=leader_lock.Timing(ttl_s=2, renew_s=0.5, margin_s=0.5),
         on_change=metrics.count_leadership,
     )
 

@@ -19,11 +19,11 @@ import pytest
 
 from muster import leadership
 from muster.local import nats as local
-from muster.nats import bus, lock, streams
+from muster.nats import bus, leader_lock, streams
 
 PROGRAM: Final = Path(__file__).resolve().parents[1] / "programs" / "leading.py"
-TERMS: Final = lock.Timing(ttl_s=2, renew_s=0.5, margin_s=0.5)
-WITHOUT_END: Final = lock.Timing(ttl_s=60, renew_s=0.5, margin_s=1)
+TERMS: Final = leader_lock.Timing(ttl_s=2, renew_s=0.5, margin_s=0.5)
+WITHOUT_END: Final = leader_lock.Timing(ttl_s=60, renew_s=0.5, margin_s=1)
 
 
 class ActLog:
@@ -55,17 +55,17 @@ class ClaimLog:
     def __init__(self) -> None:
         self.made: list[tuple[int, bool]] = []
 
-    def key(self, on: bus.Bus) -> lock.Key:
+    def key(self, on: bus.Bus) -> leader_lock.Key:
         """Return the lock's key, whose claims are logged here."""
         log = self
 
-        class Logged(lock.Key):
+        class Logged(leader_lock.Key):
             """One that logs."""
 
             async def claim(
                 self, value: bytes, *, ttl_s: int, revision: int, timeout_s: float
             ) -> streams.Claimed:
-                claimed = await lock.Key.claim(
+                claimed = await leader_lock.Key.claim(
                     self, value, ttl_s=ttl_s, revision=revision, timeout_s=timeout_s
                 )
                 log.made.append((revision, claimed.value == value))
@@ -94,7 +94,7 @@ def play(tmp_path: Path, story: Story) -> None:
 
 @contextlib.asynccontextmanager
 async def process(
-    server: local.NatsServer, name: str, terms: lock.Timing = TERMS
+    server: local.NatsServer, name: str, terms: leader_lock.Timing = TERMS
 ) -> AsyncIterator[asyncio.subprocess.Process]:
     numbers = (terms.ttl_s, terms.renew_s, terms.margin_s)
     running = await asyncio.create_subprocess_exec(
@@ -109,17 +109,19 @@ async def process(
         await running.wait()
 
 
-def key(on: bus.Bus) -> lock.Key:
-    return lock.Key(on.link, streams.LEADER, "health")
+def key(on: bus.Bus) -> leader_lock.Key:
+    return leader_lock.Key(on.link, streams.LEADER, "health")
 
 
-def candidate_named(on: lock.Key, name: str, terms: lock.Timing = TERMS) -> lock.Lock:
+def candidate_named(
+    on: leader_lock.Key, name: str, terms: leader_lock.Timing = TERMS
+) -> leader_lock.Lock:
     """Ask for the lock as a machine of this name."""
-    us = lock.Holder(name=name, host=name, space="1", pid=1)
-    return lock.Lock(on, us=us, timing=terms, on_change=lambda _, __: None)
+    us = leader_lock.Holder(name=name, host=name, space="1", pid=1)
+    return leader_lock.Lock(on, us=us, timing=terms, on_change=lambda _, __: None)
 
 
-async def next_of(*asking: lock.Lock, after: int) -> int:
+async def next_of(*asking: leader_lock.Lock, after: int) -> int:
     """Wait until one of them holds it as a greater revision."""
     while not (
         claimed := {
@@ -130,7 +132,7 @@ async def next_of(*asking: lock.Lock, after: int) -> int:
     return max(claimed)
 
 
-async def held(asking: lock.Lock) -> int:
+async def held(asking: leader_lock.Lock) -> int:
     async for revision in asking.terms():
         if revision is not None:
             return revision
@@ -143,8 +145,11 @@ def test_on_the_same_machine_the_lock_is_taken_over_as_soon_as_its_holder_is_gon
     async def story(server: local.NatsServer, on: bus.Bus, acts: ActLog) -> None:
         async with process(server, "a", WITHOUT_END) as a:
             await acts.of("a")
-            async with lock.Lock(
-                key(on), us=lock.this_process("b"), timing=TERMS, on_change=lambda _, __: None
+            async with leader_lock.Lock(
+                key(on),
+                us=leader_lock.this_process("b"),
+                timing=TERMS,
+                on_change=lambda _, __: None,
             ) as b:
                 while b.current.leader != f"a ({socket.gethostname()}, process {a.pid})":
                     await asyncio.sleep(0)
@@ -199,8 +204,8 @@ def test_a_suspended_holder_does_not_act_when_it_resumes(tmp_path: Path) -> None
 def test_an_orderly_end_releases_the_lock_at_once(tmp_path: Path) -> None:
     async def story(_: local.NatsServer, on: bus.Bus, __: ActLog) -> None:
         reported: list[tuple[leadership.Leadership, leadership.Leadership]] = []
-        us = lock.Holder(name="b", host="b", space="1", pid=1)
-        b = lock.Lock(
+        us = leader_lock.Holder(name="b", host="b", space="1", pid=1)
+        b = leader_lock.Lock(
             key(on), us=us, timing=WITHOUT_END, on_change=lambda *both: reported.append(both)
         )
         async with b:
@@ -241,14 +246,14 @@ def test_a_renewal_that_succeeded_without_an_answer_loses_nothing(tmp_path: Path
         answers: asyncio.Queue[streams.Claimed] = asyncio.Queue()
         lose = False
 
-        class Deaf(lock.Key):
+        class Deaf(leader_lock.Key):
             """One that can lose an answer."""
 
             async def claim(
                 self, value: bytes, *, ttl_s: int, revision: int, timeout_s: float
             ) -> streams.Claimed:
                 nonlocal lose
-                claimed = await lock.Key.claim(
+                claimed = await leader_lock.Key.claim(
                     self, value, ttl_s=ttl_s, revision=revision, timeout_s=timeout_s
                 )
                 if lose:
@@ -298,11 +303,13 @@ def test_a_lost_bucket_is_created_again_and_its_next_term_is_greater(tmp_path: P
 def test_a_lock_that_does_not_answer_is_a_problem_until_it_does(tmp_path: Path) -> None:
     async def story(server: local.NatsServer, on: bus.Bus, _: ActLog) -> None:
         jetstream = (await on.link.client()).jetstream()
-        brief = lock.Timing(ttl_s=1, renew_s=0.3, margin_s=0.1)
+        brief = leader_lock.Timing(ttl_s=1, renew_s=0.3, margin_s=0.1)
         guest = bus.Bus(server.url, producer="tests", name="guest")
         async with (
             guest,
-            candidate_named(lock.Key(guest.link, streams.TENURE, "notifier"), "a", brief) as a,
+            candidate_named(
+                leader_lock.Key(guest.link, streams.TENURE, "notifier"), "a", brief
+            ) as a,
         ):
             while (problem := a.problem()) is None:
                 # its owner creates it again when it next checks
@@ -319,7 +326,7 @@ def test_a_lock_that_does_not_answer_is_a_problem_until_it_does(tmp_path: Path) 
 
 
 def test_a_failure_of_the_task_that_renews_is_raised(tmp_path: Path) -> None:
-    class Broken(lock.Key):
+    class Broken(leader_lock.Key):
         """One whose server answers nonsense."""
 
         async def claim(
@@ -337,9 +344,9 @@ def test_a_failure_of_the_task_that_renews_is_raised(tmp_path: Path) -> None:
 
 def test_two_candidates_in_one_process_do_not_take_the_lock_from_each_other(tmp_path: Path) -> None:
     async def story(_: local.NatsServer, on: bus.Bus, __: ActLog) -> None:
-        def asks(name: str) -> lock.Lock:
-            us = lock.this_process(name)
-            return lock.Lock(
+        def asks(name: str) -> leader_lock.Lock:
+            us = leader_lock.this_process(name)
+            return leader_lock.Lock(
                 claims[name].key(on), us=us, timing=WITHOUT_END, on_change=lambda _, __: None
             )
 
@@ -358,13 +365,13 @@ def test_two_candidates_in_one_process_do_not_take_the_lock_from_each_other(tmp_
 
 
 def test_an_end_during_a_renewal_releases_the_lock_at_once(tmp_path: Path) -> None:
-    class Slow(lock.Key):
+    class Slow(leader_lock.Key):
         """One whose second answer does not come."""
 
         async def claim(
             self, value: bytes, *, ttl_s: int, revision: int, timeout_s: float
         ) -> streams.Claimed:
-            claimed = await lock.Key.claim(
+            claimed = await leader_lock.Key.claim(
                 self, value, ttl_s=ttl_s, revision=revision, timeout_s=timeout_s
             )
             if revision and not renewed.is_set():
@@ -399,7 +406,7 @@ def test_one_of_many_candidates_holds_the_lock(tmp_path: Path) -> None:
 
 
 def test_a_holder_is_gone_only_if_it_ran_in_our_namespace_and_has_ended() -> None:
-    here = lock.this_process("a")
+    here = leader_lock.this_process("a")
     assert (here.host, here.pid) == (socket.gethostname(), os.getpid())
     assert not here.is_gone()
     assert msgspec.structs.replace(here, life="1").is_gone(), "an earlier life with our process id"
@@ -413,7 +420,7 @@ def test_a_holder_is_gone_only_if_it_ran_in_our_namespace_and_has_ended() -> Non
 
 
 def test_a_value_that_names_no_holder_is_none() -> None:
-    here = lock.this_process("a")
-    assert lock.decode_holder(msgspec.json.encode(here)) == here
+    here = leader_lock.this_process("a")
+    assert leader_lock.decode_holder(msgspec.json.encode(here)) == here
     for junk in (b"", b"\xff", b"{}", b"of an older version", b'{"a":' + b"[" * 100_000):
-        assert lock.decode_holder(junk) is None
+        assert leader_lock.decode_holder(junk) is None

@@ -21,7 +21,7 @@ import prometheus_client
 
 from muster import machine
 from muster.kubernetes import api
-from muster.nats import bus, heartbeat_reader, lock, streams
+from muster.nats import bus, heartbeat_reader, leader_lock, streams
 from muster.service import entry, logs, probes, runtime
 from muster_health import metrics
 from muster_health.bus import inputs, nats_connections, notified, outputs, self_monitoring
@@ -67,7 +67,7 @@ class _Parts:
     driven: machine.Machine[signals.Input, signals.Output]
     """The detector, or a recorder around it."""
     connected: bus.Bus
-    election: lock.Lock
+    election: leader_lock.Lock
     inbox: inputs.Inbox
     incoming: inputs.Inputs
     receivers: notified.ReceiverStatus
@@ -227,7 +227,7 @@ def _reader(
     kubernetes: api.Api | None,
     settings: config.Cluster,
     incoming: inputs.Inputs,
-    election: lock.Lock,
+    election: leader_lock.Lock,
 ) -> plugin_reader.PluginReader | None:
     """Return the reader for plugins that muster does not run; None if it is not enabled."""
     if kubernetes is None or not settings.reads_plugins:
@@ -257,11 +257,13 @@ def _recorded(
     return recording
 
 
-def _election(connected: bus.Bus, settings: config.Leading, name: str) -> lock.Lock:
-    key = lock.Key(connected.link, streams.LEADER, "health")
-    timing = lock.Timing(ttl_s=settings.ttl_s, renew_s=settings.renew_s, margin_s=settings.margin_s)
-    return lock.Lock(
-        key, us=lock.this_process(name), timing=timing, on_change=metrics.count_leadership
+def _election(connected: bus.Bus, settings: config.Leading, name: str) -> leader_lock.Lock:
+    key = leader_lock.Key(connected.link, streams.LEADER, "health")
+    timing = leader_lock.Timing(
+        ttl_s=settings.ttl_s, renew_s=settings.renew_s, margin_s=settings.margin_s
+    )
+    return leader_lock.Lock(
+        key, us=leader_lock.this_process(name), timing=timing, on_change=metrics.count_leadership
     )
 
 

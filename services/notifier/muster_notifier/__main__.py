@@ -17,7 +17,7 @@ import msgspec
 import prometheus_client
 
 from muster import matching, vocabulary
-from muster.nats import bus, consumers, lock, storage, streams
+from muster.nats import bus, consumers, leader_lock, storage, streams
 from muster.service import entry, logs, metrics, probes, runtime
 from muster_notifier import election, monitor
 from muster_notifier.config import files, schema
@@ -149,8 +149,8 @@ class _Notifier:
         )
         self.election = election.Election(
             settings.acting,
-            lock.Key(connected.link, streams.TENURE, "notifier"),
-            us=lock.this_process(connected.instance),
+            leader_lock.Key(connected.link, streams.TENURE, "notifier"),
+            us=leader_lock.this_process(connected.instance),
         )
         self._dispatcher = dispatcher.Dispatcher(
             settings,

@@ -6,7 +6,7 @@ from typing import Final
 import prometheus_client
 
 from muster import leadership
-from muster.nats import lock
+from muster.nats import leader_lock
 from muster.service import logs
 from muster_notifier.config import schema
 
@@ -15,18 +15,20 @@ _IS_LEADER: Final = prometheus_client.Gauge(
 )
 
 
-class Election(lock.Lock):
+class Election(leader_lock.Lock):
     """The notifier that holds the lock is active; the others wait to take over.
 
     Two active notifiers would each receive only half of the alerts. So an active notifier exits
     when another one acquires the lock.
     """
 
-    def __init__(self, acting: schema.Acting, key: lock.Key, *, us: lock.Holder) -> None:
+    def __init__(
+        self, acting: schema.Acting, key: leader_lock.Key, *, us: leader_lock.Holder
+    ) -> None:
         super().__init__(
             key,
             us=us,
-            timing=lock.Timing(
+            timing=leader_lock.Timing(
                 ttl_s=acting.ttl_s, renew_s=acting.renew_s, margin_s=acting.renew_s / 2
             ),
             on_change=self._on_leader,

@@ -111,7 +111,7 @@ class CertificateStore:
         if self._loaded is None or not self._is_trusted:
             return self._problem
         if not self._loaded[1].includes(self._clock()):
-            return f"the certificate has expired: {self._problem}"
+            return ": ".join(filter(None, ("the certificate is not valid now", self._problem)))
         return None
 
     async def run(self) -> None:

@@ -90,17 +90,18 @@ def refusal(body: bytes) -> results.Result | None:
         return None
     if failed := _CONNECTOR_ERROR.search(text):
         result = results.of_status(int(failed[1]), {})
-        return results.Result(result.outcome, f"answered 200 with: {shown}")
+        return results.Result(result.outcome, f"accepted the request, but answered: {shown}")
     if _WORD.fullmatch(text):
         outcome = _ERRORS.get(text, results.Outcome.REJECTED)
-        return results.Result(outcome, f"answered 200 with: {shown}")
+        return results.Result(outcome, f"accepted the request, but answered: {shown}")
     try:
         answer = msgspec.json.decode(body, type=_Json)
     except codec.UNREADABLE:
-        detail = f"answered 200, but with an unexpected body: {shown}"
+        detail = f"accepted the request, but answered with an unexpected body: {shown}"
         return results.Result(results.Outcome.INVALID_RESPONSE, detail)
     if answer.ok and answer.success and not answer.error and not answer.errors:
         return None
     return results.Result(
-        _ERRORS.get(str(answer.error), results.Outcome.REJECTED), f"answered 200 with: {shown}"
+        _ERRORS.get(str(answer.error), results.Outcome.REJECTED),
+        f"accepted the request, but answered: {shown}",
     )
