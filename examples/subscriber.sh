@@ -2,7 +2,8 @@
 # Print every alert, and then its changes: examples/subscriber.sh; needs the nats command and jq.
 #
 # schemas/asyncapi.json describes the subject, schemas/alert.changed.json the data. The newest state
-# of each alert comes first, because the stream keeps it; then come changes as they happen.
+# of each alert comes first, because the stream keeps it; then come changes as they happen. After an
+# outage of NATS that is longer than a minute, it ends with an error.
 #
 # As the reader NAME (muster auth reader --name NAME --out FILE), set NATS_CREDS=FILE,
 # NATS_DOMAIN=muster and NATS_INBOX_PREFIX=_INBOX.reader_NAME.
@@ -21,6 +22,14 @@ consumer=$(request "$api.CREATE.MUSTER_ALERTS" '{"stream_name": "MUSTER_ALERTS",
     jq --raw-output '.name // error(.error.description)')
 : "${consumer:?NATS gave no consumer}"
 
-# the answer is one message, or empty after 30 s; durations are in nanoseconds
-while request "$api.MSG.NEXT.MUSTER_ALERTS.$consumer" '{"expires": 30000000000}'; do :; done |
-    jq --unbuffered --raw-output '.data | "\(.state) \(.severity) \(.kind) \(.node) \(.summary | @json)"'
+# each answer is one message, or "nil body" after 30 s; durations are in nanoseconds
+alerts() {
+    while answer=$(request "$api.MSG.NEXT.MUSTER_ALERTS.$consumer" '{"expires": 30000000000}') &&
+        [ -n "$answer" ]; do
+        [ "$answer" = "nil body" ] || printf '%s\n' "$answer"
+    done
+    echo '{"error": "NATS does not answer"}'
+}
+
+alerts | jq --unbuffered --raw-output 'if .error then error(.error) else .data |
+    "\(.state) \(.severity) \(.kind) \(.node) \(.summary | @json)" end'

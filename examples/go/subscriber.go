@@ -64,11 +64,27 @@ func follow(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	for {
+		err := printAlerts(ctx, stream)
+		if ctx.Err() != nil {
+			return nil
+		}
+		if errors.Is(err, nats.ErrStreamNotFound) || errors.Is(err, nats.ErrPermissionViolation) {
+			return err
+		}
+		log.Printf("reading the newest alerts again: %v", err)
+		time.Sleep(time.Second)
+	}
+}
+
+// PrintAlerts prints alerts until a request fails, as it does when an outage has ended the consumer.
+func printAlerts(ctx context.Context, stream nats.JetStreamContext) error {
 	// a reader may only pull messages, through a consumer that the server names
 	consumer, err := stream.AddConsumer("MUSTER_ALERTS", &nats.ConsumerConfig{
-		FilterSubject: "muster.alert.>",
-		AckPolicy:     nats.AckNonePolicy,
-		DeliverPolicy: nats.DeliverLastPerSubjectPolicy,
+		FilterSubject:     "muster.alert.>",
+		AckPolicy:         nats.AckNonePolicy,
+		DeliverPolicy:     nats.DeliverLastPerSubjectPolicy,
+		InactiveThreshold: time.Minute,
 	})
 	if err != nil {
 		return err
@@ -78,11 +94,9 @@ func follow(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	defer alerts.Unsubscribe()
 	for {
 		messages, err := fetch(ctx, alerts)
-		if ctx.Err() != nil {
-			return nil
-		}
 		if err != nil && !errors.Is(err, context.DeadlineExceeded) {
 			return err
 		}

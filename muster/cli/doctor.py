@@ -110,7 +110,7 @@ def doctor(
 
 
 def _name_chosen() -> None:
-    """If several `muster up` are running, print which of them is checked."""
+    """If this user runs several stacks of `muster up`, print which of them is checked."""
     for _, nats_url in health.running_here()[:1]:
         events.name_chosen("doctor", nats_url)
 

@@ -153,7 +153,7 @@ def _pods(pods: Sequence[installation.Pod], commands: Commands, now: datetime) -
     order = sorted(parts, key=lambda part: (part != installation.NATS, part))
     none = [f"{part}: {_state(part, running)}" for part in order if not ready[part]]
     if none:
-        return Level.FAIL, f"there is no ready pod of {wording.listed(none)}", step
+        return Level.FAIL, f"no ready pod: {wording.listed(none)}", step
     unready = [f"{pod.name}: {pod.reason}" for pod in running if not pod.is_ready]
     failures = {pod.name: installation.recent_failure(pod.status, now) for pod in running}
     failed = {name: failure for name, failure in failures.items() if failure}

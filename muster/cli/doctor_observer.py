@@ -182,7 +182,7 @@ class Observer:
         """Return when NATS' certificates expire, as seen by this command and the services."""
         live = self._bus.link.live_client() if self._bus else None
         ours = connection.certificate_ends(live) if live else 0.0
-        seen = {f"NATS, according to {each.name}": each.certificate_ends for each in processes}
+        seen = {f"NATS (reported by {each.name})": each.certificate_ends for each in processes}
         return {
             name: datetime.fromtimestamp(end, UTC)
             for name, end in {"NATS": ours, **seen}.items()

@@ -112,11 +112,11 @@ def address(command: str, url: str | None) -> str:
 
 
 def name_chosen(command: str, nats_url: str | None) -> None:
-    """If several `muster up` of this user are running, print which of them is used."""
+    """If this user runs several stacks of `muster up`, print which of them is used."""
     stacks = running.here()
     used = [stack.directory for stack in stacks if stack.nats_url == nats_url]
     if len(stacks) > 1 and used:
-        output.warn(command, f"{len(stacks)} `muster up` are running; this uses {used[0]}")
+        output.warn(command, f"`muster up` runs {len(stacks)} times; this uses {used[0]}")
 
 
 @asynccontextmanager

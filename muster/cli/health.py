@@ -2,11 +2,8 @@
 
 import asyncio
 import contextlib
-import os
-import tempfile
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Annotated, Final
 
 import cyclopts
@@ -233,11 +230,8 @@ def running_here(service: str = "health") -> list[tuple[str, str | None]]:
     import yaml  # noqa: PLC0415  # 0.6 MiB, which `muster top` would need all the time
 
     places = []
-    for log in Path(tempfile.gettempdir()).glob(f"muster-*/{service}.log"):
-        # `muster up` removes its files when it ends; other users' directories are not used
+    for log in (directory / f"{service}.log" for directory in running.directories()):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, yaml.YAMLError):
-            if log.stat().st_uid != os.getuid() or running.is_left_over(log.parent):
-                continue
             with log.open("rb") as lines:
                 listening = next((line for line in lines if b'"event":"listening"' in line), b"")
             # the file is written once, when the service starts

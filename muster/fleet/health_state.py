@@ -270,7 +270,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
         if service.revision is None:
             leader = service.leader or "unknown"
             notes.append(
-                f"this health service is not the leader ({leader}); it shows the leader's alerts"
+                f"this health service is not the leader ({leader}); its alerts may be out of date"
             )
         if self.fleet.mass_failures:
             notes.append(

@@ -91,16 +91,25 @@ def write(record: Running) -> None:
         partial.replace(partial.with_name(RECORD))
 
 
+def directories() -> list[Path]:
+    """Return the directories of this user's stacks that are running."""
+    running = []
+    for directory in _directories():
+        with contextlib.suppress(OSError):
+            if not _is_left_over(directory):
+                running.append(directory)
+    return running
+
+
 def here() -> list[Running]:
     """Return the stacks of this user that are running, the newest first."""
     records = []
-    for directory in _directories():
+    for directory in directories():
         with contextlib.suppress(OSError, msgspec.MsgspecError, UnicodeDecodeError):
-            if not is_left_over(directory):
-                with (directory / RECORD).open("rb") as file:
-                    record = msgspec.json.decode(file.read(_BYTES_MAX), type=Running)
-                # the lock is written once, when the stack starts
-                records.append(((directory / _LOCK).stat().st_mtime, record))
+            with (directory / RECORD).open("rb") as file:
+                record = msgspec.json.decode(file.read(_BYTES_MAX), type=Running)
+            # the lock is written once, when the stack starts
+            records.append(((directory / _LOCK).stat().st_mtime, record))
     return [record for _, record in sorted(records, key=lambda pair: pair[0], reverse=True)]
 
 
@@ -109,7 +118,7 @@ def remove_left_over() -> list[Path]:
     removed = []
     for directory in _directories():
         with contextlib.suppress(OSError):
-            if is_left_over(directory):
+            if _is_left_over(directory):
                 shutil.rmtree(directory)
                 removed.append(directory)
     return removed
@@ -155,13 +164,11 @@ def _directories() -> Iterator[Path]:
                 yield path
 
 
-def is_left_over(directory: Path) -> bool:
-    """Return whether no process holds the directory's lock; False if it has no lock."""
-    if not (directory / _LOCK).exists():
-        return False
+def _is_left_over(directory: Path) -> bool:
+    """Return whether no process holds the directory's lock."""
     with (directory / _LOCK).open("rb") as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
         return True

@@ -114,7 +114,7 @@ _NO_MESSAGE: Final = 10037
 
 _REFUSALS: Final = prometheus_client.Counter(
     "muster_bus_stream_refusals_total",
-    "Attempts to read a stream that NATS did not serve.",
+    "Failed attempts to read a stream.",
     ["stream"],
 )
 

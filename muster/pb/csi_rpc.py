@@ -1,6 +1,6 @@
 """Adapter: gRPC: path, request and answer of the CSI methods that serve inline volumes of pods.
 
-As in `rpc`, only the messages are generated. Paths and shapes are those of csi.proto.
+As in `rpc`, only the messages are generated. Paths and message types are those of csi.proto.
 """
 
 from __future__ import annotations

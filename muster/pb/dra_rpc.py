@@ -1,6 +1,6 @@
 """Adapter: gRPC: path, request and answer of the methods that the kubelet calls on a DRA driver.
 
-As in `rpc`, only the messages are generated. Paths and shapes are those of dra.proto.
+As in `rpc`, only the messages are generated. Paths and message types are those of dra.proto.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Only the messages are generated. A `_pb2_grpc.py` would refuse every grpcio older than its
 generator, so the methods are defined here, once for servers and clients: a `*_handler` function
 wraps a servicer for `server.add_generic_rpc_handlers`, a `*Client` has one multicallable per
-method. Paths and shapes are those of the .proto files in `proto/muster/pb`.
+method. Paths and message types are those of the .proto files in `proto/muster/pb`.
 """
 
 from __future__ import annotations

@@ -60,8 +60,8 @@ class Watched(facts.Struct, frozen=True, kw_only=True):
     the problem; it is empty if there is none. `expected` is the configured or learned number of
     devices, `listed` the number that the kubelet offers to pods, and `allocated` the number
     allocated to pods; None means unknown. `process` and `pod` (its uid) are known only where the
-    agent sees the node's processes. `pods` are the first pods
-    (`namespace/name`) that use its devices.
+    agent sees the node's processes. `pods` are the first pods (`namespace/name`) that use its
+    devices.
     """
 
     name: facts.Name

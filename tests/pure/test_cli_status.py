@@ -207,7 +207,7 @@ def test_the_caveats_of_the_state_are_shown() -> None:
     )
     assert state(fleet=health_state.Fleet(mass_failures=1), service=service).caveats() == [
         "health is disconnected from NATS; this is what it last received",
-        "this health service is not the leader (two); it shows the leader's alerts",
+        "this health service is not the leader (two); its alerts may be out of date",
         "mass failure: many plugins became silent at the same time; verdicts are suspended",
         "connections: no advisory of our own connection",
         "Kubernetes: nodes: HTTP 403",

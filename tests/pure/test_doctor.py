@@ -181,14 +181,14 @@ ROWS: Final = [
         {"pods": [*PODS[:2], pod("muster-plugin", ready=False, container=WAITING)]},
         (
             Level.FAIL,
-            "there is no ready pod of muster-plugin: muster-plugin-0 CrashLoopBackOff",
+            "no ready pod: muster-plugin: muster-plugin-0 CrashLoopBackOff",
             DESCRIBE,
         ),
     ),
     (
         Check.PODS,
         {"pods": PODS[1:]},
-        (Level.FAIL, "there is no ready pod of muster-health: there is none", DESCRIBE),
+        (Level.FAIL, "no ready pod: muster-health: there is none", DESCRIBE),
     ),
     (
         Check.PODS,
@@ -196,7 +196,7 @@ ROWS: Final = [
         (
             Level.FAIL,
             (
-                "there is no ready pod of muster-nats: muster-nats-0 no volume, "
+                "no ready pod: muster-nats: muster-nats-0 no volume, "
                 "muster-gate: muster-gate-0 it waits, muster-health: there is none"
             ),
             DESCRIBE,
@@ -300,8 +300,8 @@ ROWS: Final = [
         (
             Level.WARN,
             (
-                "MUSTER_ALERTS has 250 of 256 MiB, and its oldest message is 0 s old; it should "
-                "keep 86400 s"
+                "MUSTER_ALERTS has 250 of 256 MiB, and its oldest message is 0 s old; messages "
+                "should stay for at least 86400 s"
             ),
             f"{RUNBOOKS}evictions.html",
         ),

@@ -451,7 +451,7 @@ def test_a_node_that_is_down_has_one_alert() -> None:
     world.down("a")
     world.run(60.0)
     assert world.alerts() == [("a", AlertKind.NODE_DOWN, "")]
-    assert tracked(world).published.inhibited
+    assert tracked(world).publication.inhibited
 
 
 def test_what_only_an_own_plugin_receives_changes_nothing() -> None:

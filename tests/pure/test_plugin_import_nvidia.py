@@ -20,7 +20,7 @@ from muster.service import settings
 from muster_plugin.config import files
 from muster_plugin.config import gpus as config_gpus
 from muster_plugin.config import settings as config_settings
-from muster_plugin.config.importers import importer, nvidia, nvidia_settings
+from muster_plugin.config.importers import base, nvidia, nvidia_settings
 
 Format = config_settings.Format
 GPU: Final = "GPU-4cf8db2d-06c0-7d70-1a51-e59b25b2c16c"
@@ -28,11 +28,11 @@ MIG: Final = "MIG-4cf8db2d-06c0-7d70-1a51-e59b25b2c16c"
 PAGE: Final = Path(__file__).parents[2] / "docs" / "compatibility.md"
 
 
-def imported(text: str) -> importer.ImportedConfiguration:
+def imported(text: str) -> base.ImportedConfiguration:
     return files.import_peer(text.encode(), source="FILE", peer=Format.NVIDIA)
 
 
-def gpus(result: importer.ImportedConfiguration) -> Any:
+def gpus(result: base.ImportedConfiguration) -> Any:
     """Return the section as people write it; hold that what is printed gives the same."""
     printed = msgspec.yaml.encode(result.rules)
     again = files.read(printed, source="F", written_for=Format.MUSTER)
@@ -41,7 +41,7 @@ def gpus(result: importer.ImportedConfiguration) -> Any:
     return msgspec.json.decode(msgspec.json.encode(result.rules.gpus))
 
 
-def differences(result: importer.ImportedConfiguration) -> list[str]:
+def differences(result: base.ImportedConfiguration) -> list[str]:
     """Return the differences that this configuration in particular makes."""
     general = nvidia.read({}).differences
     return [
@@ -435,7 +435,7 @@ def test_a_flag_goes_before_a_variable_and_that_before_the_file() -> None:
 def test_a_switch_is_read_as_go_reads_it(text: str, expected: Any) -> None:
     result = gpus(nvidia.read(None, arguments=[f"--mofed-enabled={text}"]))
     assert result.get("given", {}).get("mofed") == expected
-    with pytest.raises(importer.ImportRejected, match="--mofed-enabled: expected true or false"):
+    with pytest.raises(base.ImportRejected, match="--mofed-enabled: expected true or false"):
         nvidia.read(None, arguments=["--mofed-enabled=yes"])
 
 
@@ -570,7 +570,7 @@ def test_the_iktos_fork_renames_mig_devices_too() -> None:
 
 def test_two_ways_of_sharing_at_once_are_refused() -> None:
     file = {"sharing": {"timeSlicing": {"resources": [{"name": "gpu", "replicas": 2}]}}}
-    with pytest.raises(importer.ImportRejected, match="the iktos fork's resource config sets the"):
+    with pytest.raises(base.ImportRejected, match="the iktos fork's resource config sets the"):
         nvidia.read(file, arguments=["--resource-config=gpu:a:2"])
 
 
@@ -659,7 +659,7 @@ SHORT: Final = st.text(":,-01gpua/", max_size=8)
 NAMES: Final = [name for item in nvidia_settings.EVERY for name in (*item.flags, *item.variables)]
 
 
-def usable(result: importer.ImportedConfiguration) -> None:
+def usable(result: base.ImportedConfiguration) -> None:
     """Hold that what was read can be used, and comes back the same."""
     gpus(result)
     assert all(
@@ -690,7 +690,7 @@ def test_any_flags_and_variables_are_read_or_refused(
     flags = [f"{name}={value}" for name, value in values if name.startswith("-")]
     try:
         result = nvidia.read({}, arguments=[*arguments, *flags], environment=values)
-    except importer.ImportRejected as error:
+    except base.ImportRejected as error:
         assert error.problems  # noqa: PT017  # or it is read
         return
     usable(result)
@@ -700,7 +700,7 @@ def test_any_flags_and_variables_are_read_or_refused(
 def test_any_text_of_the_fork_is_read_or_refused(text: str) -> None:
     try:
         result = nvidia.read({}, arguments=[f"--resource-config={text}"])
-    except importer.ImportRejected as error:
+    except base.ImportRejected as error:
         assert all(re.match(r"--resource-config|gpus", p) for p in error.problems)  # noqa: PT017
         return
     usable(result)

@@ -19,14 +19,14 @@ from muster.service import settings
 from muster_plugin.config import files
 from muster_plugin.config import resources as config_resources
 from muster_plugin.config import settings as config_settings
-from muster_plugin.config.importers import importer, smarter_and_generic
+from muster_plugin.config.importers import base, smarter_and_generic
 
 Format = config_settings.Format
 
 
 def imported(
     text: str | bytes, peer: Format, domain: str | None = None
-) -> importer.ImportedConfiguration:
+) -> base.ImportedConfiguration:
     given = text if isinstance(text, bytes) else text.encode()
     return files.import_peer(given, source="FILE", peer=peer, domain=domain)
 

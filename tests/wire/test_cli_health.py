@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import fcntl
 import os
 import re
 import signal
@@ -44,9 +45,13 @@ async def stack(directory: Path) -> AsyncIterator[tuple[bus.Bus, str, str]]:
     log = files / "health.log"
     async with (
         asyncio.timeout(100),
+        contextlib.AsyncExitStack() as opened,
         nats.NatsServer(directory / "nats") as server,
         bus.Bus(server.url, producer=f"plugins/{PLUGIN}", name="test", owner=True) as link,
     ):
+        # `muster up` holds this lock while it runs
+        lock = opened.enter_context((files / "lock").open("w"))
+        fcntl.flock(lock, fcntl.LOCK_EX)
         (files / "health.yaml").write_text(SETTINGS.format(url=server.url))
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "muster_health", "--config", str(files / "health.yaml")),

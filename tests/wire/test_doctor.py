@@ -293,7 +293,7 @@ def test_a_bundle_has_what_a_bug_report_needs_and_no_secret(tmp_path: Path) -> N
             )
             assert findings["pods"] == (
                 "FAIL",
-                "there is no ready pod of muster-gate: muster-gate-0 CrashLoopBackOff",
+                "no ready pod: muster-gate: muster-gate-0 CrashLoopBackOff",
             )
 
     asyncio.run(story())

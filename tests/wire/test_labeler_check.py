@@ -554,7 +554,7 @@ def test_a_template_that_must_offer_fuse_is_reported_with_the_platforms_setting(
         autoscaler("--nodes=0:9:workers"),
     )
     report = here.check("autoscaler")[1]
-    said_ = f"its template must offer {FUSE}; otherwise no node is added: {setting}"
+    said_ = f"its template must offer {FUSE}, or no node is added; set {setting}"
     assert findings_of(report) == [("AS002", "suggest", object_, said_)]
 
 

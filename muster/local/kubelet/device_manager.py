@@ -277,8 +277,8 @@ class DeviceManager:
     def offer(self, request: Request, *, reusable: Collection[str] = frozenset()) -> Offer | None:
         """Return the ids that can serve a request; None if it needs none. Raises AllocationError.
 
-        Health and registration are checked before the count and before the cache, because pods
-        may be admitted again before the plugin is back (manager.go, devicesToAllocate).
+        Registration and health are checked even if the container already has its devices, because
+        a pod may be admitted again before the plugin is back (manager.go, devicesToAllocate).
         """
         resource = request.resource
         held = self._held(request)

@@ -48,7 +48,7 @@ class Lapsed(HTTPException):
 
 
 class Visitors:
-    """Identifies who requests a page."""
+    """Identifies who requests a page, and decides whether this person may act."""
 
     def __init__(self, settings: config.Writing, *, user: str) -> None:
         self.settings = settings
@@ -132,7 +132,7 @@ class Visitors:
 
     async def form(self, request: requests.Request) -> tuple[identities.Identity, dict[str, str]]:
         """Return who sent a form, and its fields. Raises HTTPException, such as Lapsed."""
-        visitor = of(request)
+        visitor = visitor_of(request)
         assert visitor is not None, "only these requests reach a form"
         origin = self._origin or f"http://{request.headers.get('host', '')}"
         problem = sessions.foreign(request.headers, origin)
@@ -191,7 +191,7 @@ class Visitors:
         return identities.Identity(self._user, identities.Kind.LOCAL)
 
 
-def of(request: requests.Request) -> Visitor | None:
+def visitor_of(request: requests.Request) -> Visitor | None:
     """Return the visitor who requests a page; None if acting is not configured."""
     visitor: Visitor | None = request.scope.get(_SCOPE)
     return visitor

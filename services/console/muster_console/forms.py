@@ -241,7 +241,7 @@ class Forms:
 
         None if there are no matchers, too many or invalid ones, or if the visitor may not act.
         """
-        visitor = authorization.of(request)
+        visitor = authorization.visitor_of(request)
         if visitor is None or visitor.identity is None:
             return None
         try:

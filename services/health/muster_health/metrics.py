@@ -85,7 +85,7 @@ _LEADERSHIP: Final = metrics.counter(
 
 
 def count_leadership(was: leadership.Leadership, now: leadership.Leadership) -> None:
-    """Count that this process began or ceased to lead; ignore changes among other replicas."""
+    """Count when this process becomes leader or loses the lead; ignore changes among others."""
     if now.term == was.term:
         return
     _IS_LEADER.set(now.term is not None)

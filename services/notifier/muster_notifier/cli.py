@@ -143,7 +143,7 @@ def run_explain(
 
 
 def _settings_here() -> Path:
-    """Return the settings of the notifier that `muster up` runs here. Raises ValueError."""
+    """Return the settings file of the notifier that `muster up` runs. Raises ValueError."""
     here = local_running.here()
     if not here:
         raise ValueError(_NO_SETTINGS)

@@ -111,7 +111,8 @@ class CertificateStore:
         if self._loaded is None or not self._is_trusted:
             return self._problem
         if not self._loaded[1].includes(self._clock()):
-            return ": ".join(filter(None, ("the certificate is not valid now", self._problem)))
+            reason = f": {self._problem}" if self._problem else ""
+            return f"the certificate is not valid now{reason}"
         return None
 
     async def run(self) -> None:

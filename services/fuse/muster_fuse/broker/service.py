@@ -190,9 +190,7 @@ class Broker:
     async def _free(self, served: _Served, outcome: jobs.Outcome) -> None:
         """Abort the pod's unresponsive FUSE connections if a job is stuck closing a descriptor."""
         if outcome.stage == "stuck":
-            reason = (
-                "a FUSE daemon of the pod delays closing a file that the pod has sent to the broker"
-            )
+            reason = "the pod sent the broker a file whose FUSE daemon delays the closing"
             await self._ledger.abort_unanswered(served.pod.uid, reason)
 
     async def _do(self, served: _Served, connected: peer.Peer, request: protocol.Request) -> bytes:

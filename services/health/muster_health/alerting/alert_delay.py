@@ -21,7 +21,7 @@ from typing import Final
 from muster_health.model import config, steps
 from muster_health.model.snapshot import State
 
-PAUSE_RULES: Final = frozenset(
+_PAUSE_RULES: Final = frozenset(
     {
         steps.Rule.NOT_BACK,
         steps.Rule.NO_ANSWER,
@@ -38,15 +38,23 @@ class AlertDelay:
     """How long the alert about one plugin waits; times are health's monotonic seconds."""
 
     context: config.Context
-    restored_due: float = 0.0
-    """The end of the wait as a previous process saved it; 0 for a verdict of this process."""
+    _restored_due: float = 0.0
+    """The end of the wait for a verdict of a previous process; 0 for one of this process."""
+
+    def restore(self, due: float) -> None:
+        """Restore the wait for the verdict of a previous process."""
+        self._restored_due = due
+
+    def reset(self) -> None:
+        """Start anew, for a new verdict."""
+        self._restored_due = 0.0
 
     def due(self, standing: steps.Standing) -> float:
         """Return when a pause that began at the latest failure would be too long."""
-        return max(self.restored_due, standing.failed_at + self.context.settings.patience_s)
+        return max(self._restored_due, standing.failed_at + self.context.settings.patience_s)
 
     def waits(self, standing: steps.Standing, now: float) -> bool:
         """Return whether it is too early to alert: the plugin may be pausing, or recovering."""
-        if standing.rule not in PAUSE_RULES:
+        if standing.rule not in _PAUSE_RULES:
             return False
         return now < self.due(standing) or standing.state is State.RECOVERING

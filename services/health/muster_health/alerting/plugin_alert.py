@@ -128,11 +128,13 @@ class PluginAlert:
         """Restore the state that a previous process saved."""
         overdue = [alert for alert in firing if alert.kind is AlertKind.MAINTENANCE_OVERDUE]
         self.overdue = overdue[0].evidence if overdue else ()
-        self.delay.restored_due, self.repair_due = pause_due, repair_due
+        self.delay.restore(pause_due)
+        self.repair_due = repair_due
 
     def concluded(self, now: float) -> None:
         """Record a new verdict."""
-        self.overdue, self.delay.restored_due = (), 0.0
+        self.overdue = ()
+        self.delay.reset()
         self.repair_due = now + SELF_REPAIR_S
 
     def prepare(

@@ -68,7 +68,7 @@ class Detector(effects.Fleet):
         """Yield the verdict on each tracked plugin."""
         for plugin in self._registry.plugins.values():
             yield verdict_series.Reached(
-                plugin.node, plugin.plugin, plugin.current_verdict, plugin.published.since
+                plugin.node, plugin.plugin, plugin.current_verdict, plugin.publication.since
             )
 
     def shown_plugins(self, now: float, nodes: Iterable[str]) -> Iterable[dict[str, Any]]:

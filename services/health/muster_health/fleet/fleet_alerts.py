@@ -78,8 +78,9 @@ class FleetAlerts:
         failure = over.failure
         back = failure.peak - len(over.left)
         seconds = now - failure.began_at
-        text = f"{back} of {failure.peak} plugins had recovered or had a verdict "
-        text += f"after {seconds:.0f} s"
+        text = (
+            f"{back} of {failure.peak} plugins had recovered or had a verdict after {seconds:.0f} s"
+        )
         left = f"; the other {len(over.left)} are now diagnosed one by one" if over.left else ""
         self._ended = (evidence.of("health", text + left),)
 

@@ -107,7 +107,7 @@ class Remediator:
 
     def ask(self, plugin: tracked_plugin.TrackedPlugin, now: float) -> signals.AskCluster | None:
         """Return the query for a plugin's pod, if that query is due."""
-        is_allowed = self._restarts_watched or plugin.published.watched is None
+        is_allowed = self._restarts_watched or plugin.publication.watched is None
         if not is_allowed or not plugin.needs_restart(now):
             self._asked.pop(plugin.key, None)
             self._answered.discard(plugin.key)

@@ -99,7 +99,7 @@ class ClusterQueries:
         self._lists = asyncio.Semaphore(_LISTS_MAX)
         self._running: set[asyncio.Task[Any]] = set()
         self._listings: dict[str, _Listing] = {}
-        """The running lists for watched plugins, by node."""
+        """The requests in progress that list the pods for watched plugins, by node."""
 
     def start(self, query: signals.AskCluster) -> None:
         """Start a query without waiting; exactly one `ClusterAnswered` follows."""

@@ -17,7 +17,7 @@ from muster_health.alerting import (
     flap_damping,
     mount_alerts,
     plugin_alert,
-    published_state,
+    publication,
     refused_configuration,
 )
 from muster_health.model import alerts, config, signals, snapshot, steps
@@ -111,7 +111,7 @@ class PluginState:
         "plugin",
         "pods",
         "problems",
-        "published",
+        "publication",
         "refused",
         "removal",
         "reported",
@@ -139,7 +139,7 @@ class PluginState:
             investigation=investigation.Investigation(node, plugin, settings, context.has_cluster),
         )
         lifecycle = alert_lifecycle.AlertLifecycle(settings, context.bounds)
-        self.published = published_state.PublishedState(node, plugin, context, lifecycle)
+        self.publication = publication.Publication(node, plugin, context, lifecycle)
         self.faults = device_alerts.DeviceFaults(context.bounds.devices_per_plugin)
         self.mounts = mount_alerts.MountFaults()
         self.counts = device_counts.DeviceCounts()
@@ -209,21 +209,21 @@ class PluginState:
 
     def needs_restart(self, now: float) -> bool:
         """Return whether the published verdict still needs a decision about a restart."""
-        if self.restart_decided_for == self.published.since:
+        if self.restart_decided_for == self.publication.since:
             return False
-        return self.published.is_repairable(self.standing(), now)
+        return self.publication.is_repairable(self.standing(), now)
 
     def open_kinds(self) -> list[AlertKind]:
         """Return the kinds of the open alerts."""
-        return [alert.kind for alert in self.published.lifecycle.published.values()]
+        return [alert.kind for alert in self.publication.lifecycle.published.values()]
 
     def ask_kubernetes(self) -> signals.AskCluster:
         """Return a new query to Kubernetes for the plugin's pods, outside any investigation."""
         return self.verdict.investigation.ask_kubernetes()
 
     def _look_at(self, due: float) -> None:
-        planned = self.published.look_due
-        self.published.look_due = due if planned is None else min(due, planned)
+        planned = self.publication.look_due
+        self.publication.look_due = due if planned is None else min(due, planned)
 
     def _may_save(self, now: float) -> bool:
         """Return whether to save now although nothing is published; if not, plan it for later.
@@ -244,9 +244,9 @@ class PluginState:
         """Restore the published state, and other saved state unless newer state is known."""
         alive, machine = self.alive, self.verdict
         self.is_restored = True
-        self.published.load(before)
+        self.publication.load(before)
         self.restart_decided_for, self.restarts = before.remedied, before.remedies
-        self.published.touch(now)
+        self.publication.touch(now)
         if machine.standing.verdict is not None:
             self.has_counts_to_store |= dict(before.had) != self.counts.had
             return
@@ -261,7 +261,7 @@ class PluginState:
         self.reported.resources = before.resources
         is_overdue = (AlertKind.MAINTENANCE_OVERDUE, "") in firing
         machine.restore(before, now, waited_s=waited_s, is_overdue=is_overdue)
-        self.published.restore(
+        self.publication.restore(
             before,
             self.standing(),
             pause_due=now + alive.remaining_s(self.context.settings.patience_s, waited_s),
@@ -284,17 +284,17 @@ class PluginState:
 
     def shown(self, now: float) -> dict[str, Any]:
         """Return the state that `/state` shows; ages are in seconds by our clock."""
-        alive, machine, published = self.alive, self.verdict, self.published
+        alive, machine, publication = self.alive, self.verdict, self.publication
         return {
             "node": self.node,
             "plugin": self.plugin,
             "state": machine.state.shown,
             "verdict": machine.standing.verdict,
             "flapping": machine.standing.is_flapping,
-            "since": published.since,
-            "rule": published.rule,
-            "evidence": published.evidence,
-            "evidence_age_s": _age(published.observed_at, now),
+            "since": publication.since,
+            "rule": publication.rule,
+            "evidence": publication.evidence,
+            "evidence_age_s": _age(publication.observed_at, now),
             "instance": alive.order.instance,
             "interval_s": alive.order.interval_s,
             "beat_age_s": _age(alive.last_heard_at, now),
@@ -313,7 +313,7 @@ class PluginState:
             "mounts": self.mounts.total or 0,
             "problems": self.problems,
             "recovery": self._recovery(),
-            "alerts": [self._alert(alert) for alert in published.lifecycle.published.values()],
+            "alerts": [self._alert(alert) for alert in publication.lifecycle.published.values()],
         }
 
     def _recovery(self) -> dict[str, datetime] | None:
@@ -322,8 +322,8 @@ class PluginState:
 
     def _alert(self, alert: alerts.Alert) -> Any:
         """Return a firing alert as an event; with its `recovery`, if its problem is gone."""
-        event = self.published.event_of(alert, 0)
-        times = self.published.lifecycle.recovery(alert.key)
+        event = self.publication.event_of(alert, 0)
+        times = self.publication.lifecycle.recovery(alert.key)
         recovery = self._times(*times) if times else None
         if plugin_alert.is_of_plugin(alert.key):
             recovery = self._recovery()
@@ -347,16 +347,16 @@ class PluginState:
 
     def stored(self, leader: int) -> snapshot.Snapshot:
         """Return the state to save."""
-        machine, published, order = self.verdict, self.published, self.alive.order
+        machine, publication, order = self.verdict, self.publication, self.alive.order
         return snapshot.Snapshot(
             node=self.node,
             plugin=self.plugin,
             state=machine.settled,
             interval_s=order.interval_s,
-            verdict=published.published_verdict,
-            since=published.since,
-            rule=published.rule,
-            evidence=published.evidence,
+            verdict=publication.published_verdict,
+            since=publication.since,
+            rule=publication.rule,
+            evidence=publication.evidence,
             resources=self.reported.resources,
             accused=machine.standing.resources,
             instance=order.instance,
@@ -370,9 +370,9 @@ class PluginState:
             had=tuple(self.counts.had.items()),
             configuration=self.counts.configuration,
             refused=self.refused.known,
-            firing=tuple(published.lifecycle.published.values()),
-            unpublished_verdict=published.pending_verdict,
-            unpublished_alerts=published.lifecycle.pending,
+            firing=tuple(publication.lifecycle.published.values()),
+            unpublished_verdict=publication.pending_verdict,
+            unpublished_alerts=publication.lifecycle.pending,
             remedied=self.restart_decided_for,
             remedies=self.restarts,
             leader=leader,

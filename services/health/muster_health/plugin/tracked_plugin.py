@@ -3,16 +3,16 @@
 Its parts do not depend on `TrackedPlugin`, and only `TrackedPlugin` passes events to them. The
 table of states is in the package's docstring.
 
-| part        | contains                                                                         |
-|-------------|----------------------------------------------------------------------------------|
-| `alive`     | heartbeat order, silence, connections, clock offset (`liveness`)                 |
-| `reported`  | the plugin's devices, and its reported problem with its start (`self_reported`)  |
-| `verdict`   | state, suspicion, diagnosis, recovery, planned stops (`verdict_machine`)         |
-| `faults`    | devices with faults (`device_alerts`)                                            |
-| `mounts`    | FUSE mounts that do not work (`mount_alerts`)                                    |
-| `counts`    | how many devices there are, and how many there should be (`device_counts`)       |
-| `refused`   | a changed configuration that the plugin refused (`refused_configuration`)        |
-| `published` | published and pending alerts and verdicts (`published_state`)                    |
+| part          | contains                                                                         |
+|---------------|----------------------------------------------------------------------------------|
+| `alive`       | heartbeat order, silence, connections, clock offset (`liveness`)                 |
+| `reported`    | the plugin's devices, and its reported problem with its start (`self_reported`)  |
+| `verdict`     | state, suspicion, diagnosis, recovery, planned stops (`verdict_machine`)         |
+| `faults`      | devices with faults (`device_alerts`)                                            |
+| `mounts`      | FUSE mounts that do not work (`mount_alerts`)                                    |
+| `counts`      | how many devices there are, and how many there should be (`device_counts`)       |
+| `refused`     | a changed configuration that the plugin refused (`refused_configuration`)        |
+| `publication` | published and pending alerts and verdicts (`publication`)                        |
 
 `receive` accepts a `steps.Event` and returns `steps.Effect`s: queries, notes, decisions. An empty
 list means that only the next deadline is later, as after nearly every heartbeat. The detector calls
@@ -26,7 +26,7 @@ from typing import Final, assert_never
 
 from muster import pacing, vocabulary
 from muster.vocabulary import Verdict
-from muster_health.alerting import alert_lifecycle, published_state
+from muster_health.alerting import alert_lifecycle, publication
 from muster_health.model import alerts, limits, signals, snapshot, steps
 from muster_health.model.snapshot import State
 from muster_health.plugin import liveness, parts
@@ -91,7 +91,7 @@ class TrackedPlugin(parts.PluginState):
                 return []
             case signals.ClockStalled():
                 self.verdict.clock_stalled(event.seconds, now)
-                self.published.clock_stalled(event.seconds)
+                self.publication.clock_stalled(event.seconds)
             case _:
                 assert_never(event)
         return self._effects(steps_taken, now)
@@ -102,7 +102,7 @@ class TrackedPlugin(parts.PluginState):
 
     def next_deadline(self) -> float | None:
         """Return when `tick` or `publish` must be called next; None if nothing is planned."""
-        due, look_due = self.verdict.next_deadline(), self.published.look_due
+        due, look_due = self.verdict.next_deadline(), self.publication.look_due
         if self.removal.due is not None:
             is_expected = self.alive.is_expected
             forget_due = self.removal.next_due(self.verdict.state, is_expected=is_expected)
@@ -148,27 +148,27 @@ class TrackedPlugin(parts.PluginState):
     @property
     def reports_node(self) -> bool:
         """Return whether this plugin's alert reports that the node is down."""
-        return self.published.reports_node
+        return self.publication.reports_node
 
     def inhibit(self, *, inhibited: bool) -> bool:
         """Record whether another alert reports the node as down; return whether that changed."""
-        is_news, self.published.inhibited = inhibited is not self.published.inhibited, inhibited
+        is_news, self.publication.inhibited = inhibited is not self.publication.inhibited, inhibited
         return is_news
 
     def restart_decided(self, leader: int, *, acted_at: datetime | None) -> signals.Store:
         """Record and save a decision about a restart; `acted_at` is None if it was refused."""
-        self.restart_decided_for = self.published.since
+        self.restart_decided_for = self.publication.since
         if acted_at is not None:
             self.restarts = (*self.restarts, acted_at)[-snapshot.REMEDIES_MAX :]
         return self._store(leader)
 
     def touch(self, now: float) -> None:
         """Schedule a check at time `now` for changes to publish."""
-        self.published.touch(now)
+        self.publication.touch(now)
 
     def reset_published(self) -> None:
         """Reset the published state: another replica led, so our publications were dropped."""
-        self.published.reset_published()
+        self.publication.reset_published()
 
     # publishing
 
@@ -181,8 +181,9 @@ class TrackedPlugin(parts.PluginState):
         return self._is_new or not self._is_publish_due(now)
 
     def _is_publish_due(self, now: float) -> bool:
-        published = self.published
-        return published.is_dirty or (published.look_due is not None and published.look_due <= now)
+        publication = self.publication
+        due = publication.look_due
+        return publication.is_dirty or (due is not None and due <= now)
 
     def publish(
         self, now: float, at: datetime, may_open: alert_lifecycle.MayOpen
@@ -194,9 +195,9 @@ class TrackedPlugin(parts.PluginState):
         leader = self.context.leader
         if leader is None:
             self.has_counts_to_store = False
-            self.published.skip(now, at)
+            self.publication.skip(now, at)
             return [], []
-        questions, held = self.published.update(
+        questions, held = self.publication.update(
             self.standing(),
             self._observed(now),
             now=now,
@@ -211,9 +212,9 @@ class TrackedPlugin(parts.PluginState):
         leader = self.context.leader
         if leader is None:
             return []
-        self.published.end_all(self.standing(), now, at, why)
-        events = self.published.pending()
-        self.published.clear_pending()
+        self.publication.end_all(self.standing(), now, at, why)
+        events = self.publication.pending()
+        self.publication.clear_pending()
         return [*events, signals.Store(key=self.key, value=b"")]
 
     # events
@@ -245,7 +246,7 @@ class TrackedPlugin(parts.PluginState):
             effects = self._effects(machine.sign_of_life(problem, now, counts=counts), now)
         self.problems = heartbeat.problems
         if alive.observe_clock(heartbeat, now):
-            self.published.is_dirty = True
+            self.publication.is_dirty = True
             effects.append(steps.ClockSkewChanged())
         self._observe_devices(heartbeat, now)
         if not effects and self.has_news(now):
@@ -260,7 +261,7 @@ class TrackedPlugin(parts.PluginState):
         if self.looks is None:
             self.looks = pacing.TokenBucket(per_s=_LOOKS_PER_S, burst=_LOOKS_BURST, now=now)
         if self.looks.try_take(now):
-            self.published.is_dirty = True
+            self.publication.is_dirty = True
         else:
             self._look_at(self.looks.ready_at(now))
 
@@ -318,7 +319,7 @@ class TrackedPlugin(parts.PluginState):
         if answer is not None and answer.pods is not None:
             self.pods, self.removal.has_no_pod = answer.pods, not answer.pods
         steps_taken = self.verdict.cluster_answered(answer, number, now)
-        self.published.cluster_answered(answer, number, now)
+        self.publication.cluster_answered(answer, number, now)
         return steps_taken
 
     def _expected(self, expected: signals.Expected, now: float) -> None:
@@ -333,7 +334,7 @@ class TrackedPlugin(parts.PluginState):
                 case signals.Noted() | signals.Probe() | signals.AskCluster():
                     effects.append(step)
                 case steps.VerdictReached() | steps.VerdictConfirmed() | steps.ReturnOverdue():
-                    self.published.decided(step, self.standing(), now)
+                    self.publication.decided(step, self.standing(), now)
                     if isinstance(step, steps.VerdictReached):
                         is_expected = self.alive.is_expected
                         self.removal.restart(self.verdict.state, now, is_expected=is_expected)
@@ -347,16 +348,16 @@ class TrackedPlugin(parts.PluginState):
     @property
     def _is_new(self) -> bool:
         """Return whether the only news is that the plugin exists and is healthy."""
-        lifecycle = self.published.lifecycle
+        lifecycle = self.publication.lifecycle
         return (
-            self.published.published_verdict is None
+            self.publication.published_verdict is None
             and self.verdict.standing.verdict is Verdict.HEALTHY
             and not (self.is_unsaved or self.faults.by_group or self.mounts.changes)
             and not self.alive.clock.is_skewed
             and not (lifecycle.published or lifecycle.pending)
         )
 
-    def _observed(self, now: float) -> published_state.Observed:
+    def _observed(self, now: float) -> publication.Observed:
         clock, clock_text, due = self.alive.clock, self.alive.clock.text(), None
         if clock.is_skewed:
             # until then we do not know whether most nodes' clocks differ, or only this node's
@@ -364,7 +365,7 @@ class TrackedPlugin(parts.PluginState):
             due = known_at if now < known_at else None
         is_skewed = clock.is_skewed and due is None and not self.context.is_our_clock_skewed
         dues = [at for at in (due, self.refused.due(now)) if at is not None]
-        return published_state.Observed(
+        return publication.Observed(
             faults=self.faults,
             mounts=self.mounts,
             refused=self.refused,
@@ -375,14 +376,14 @@ class TrackedPlugin(parts.PluginState):
         )
 
     def _publish_pending(self, leader: int, now: float) -> list[signals.Output]:
-        events = self.published.pending()
+        events = self.publication.pending()
         if not events:
             # the event that caused this is acknowledged afterwards, and is not delivered again
             is_due = self.is_unsaved or self.has_counts_to_store
             return [self._store(leader)] if is_due and self._may_save(now) else []
         # publishing a first verdict twice, after a crash, does no harm
-        before = [] if self.published.is_first_verdict else [self._store(leader)]
-        self.published.clear_pending()
+        before = [] if self.publication.is_first_verdict else [self._store(leader)]
+        self.publication.clear_pending()
         return [*before, *events, self._store(leader)]
 
     def _store(self, leader: int) -> signals.Store:

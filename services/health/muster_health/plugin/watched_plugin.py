@@ -62,7 +62,7 @@ class WatchedPlugin(tracked_plugin.TrackedPlugin):
         assert isinstance(self.verdict, watched_verdict.WatchedMachine), "the class sets `_machine`"
         self.machine = self.verdict
         self.name, self.machine.name = name, name
-        self.subject = self.published.watched = watched_alerts.Subject(name)
+        self.subject = self.publication.watched = watched_alerts.Subject(name)
         self.agent = ""
         """The muster plugin that observes this plugin."""
         self._evaluate_due: float | None = None
@@ -102,7 +102,7 @@ class WatchedPlugin(tracked_plugin.TrackedPlugin):
         """Return the time at which `tick` or `publish` must be called next."""
         dues = (
             self.machine.next_deadline(),
-            self.published.look_due,
+            self.publication.look_due,
             self._evaluate_due,
             self._repair_due,
             self._forgetting.due,
@@ -153,8 +153,8 @@ class WatchedPlugin(tracked_plugin.TrackedPlugin):
             or standing.verdict not in _CERTAIN
         ):
             return False
-        is_decided = self.restart_decided_for == self.published.since
-        own = self.published.alert
+        is_decided = self.restart_decided_for == self.publication.since
+        own = self.publication.alert
         if is_decided or own is None or now < own.repair_due:
             return False
         is_plugin = standing.rule is not Rule.WATCHED_WRONG_ANSWER

@@ -125,7 +125,7 @@ def _templates(
             Id.AS002,
             Severity.WARN if pending else Severity.SUGGEST,
             f"{setting.platform}/{setting.group}",
-            f"its template must offer {resource}; otherwise no node is added: {setting.setting}",
+            f"its template must offer {resource}, or no node is added; set {setting.setting}",
             evidence=("templates are not visible from inside the cluster",)
             if setting.platform != "karpenter"
             else ("no NodeOverlay adds it",),
@@ -241,7 +241,7 @@ def _overlay(resource: str, commands: Commands) -> _TemplateSetting:
 
 def _cluster_api(group: str, resource: str) -> _TemplateSetting:
     """Return the setting from which Cluster API reads resources that annotations cannot name."""
-    setting = f"status.capacity of the infrastructure template: {resource}: {_SLOTS}"
+    setting = f"{resource}: {_SLOTS} in status.capacity of the infrastructure template"
     return _TemplateSetting("cluster-api", group, setting, "")
 
 

@@ -82,26 +82,26 @@ def slack_result(reply: SlackReply) -> results.Result:
     return results.Result(outcome, f"Slack: {headline.line(reply.error, _SHOWN_MAX)}")
 
 
-def refusal(body: bytes) -> results.Result | None:
-    """Return why a message was not accepted, from the body of a 2xx answer; None if accepted."""
+def refusal(body: bytes, status: int) -> results.Result | None:
+    """Return why a message was not accepted, from a 2xx answer; None if it was accepted."""
     text = body.decode("utf-8", "replace").strip()
     shown = headline.line(text, _SHOWN_MAX)
     if text.lower() in _TAKEN:
         return None
     if failed := _CONNECTOR_ERROR.search(text):
         result = results.of_status(int(failed[1]), {})
-        return results.Result(result.outcome, f"accepted the request, but answered: {shown}")
+        return results.Result(result.outcome, f"answered {status} with: {shown}")
     if _WORD.fullmatch(text):
         outcome = _ERRORS.get(text, results.Outcome.REJECTED)
-        return results.Result(outcome, f"accepted the request, but answered: {shown}")
+        return results.Result(outcome, f"answered {status} with: {shown}")
     try:
         answer = msgspec.json.decode(body, type=_Json)
     except codec.UNREADABLE:
-        detail = f"accepted the request, but answered with an unexpected body: {shown}"
+        detail = f"answered {status}, but with an unexpected body: {shown}"
         return results.Result(results.Outcome.INVALID_RESPONSE, detail)
     if answer.ok and answer.success and not answer.error and not answer.errors:
         return None
     return results.Result(
         _ERRORS.get(str(answer.error), results.Outcome.REJECTED),
-        f"accepted the request, but answered: {shown}",
+        f"answered {status} with: {shown}",
     )

@@ -98,7 +98,8 @@ class Endpoint:
             return response
         result = results.of_status(response.status, response.headers)
         if result.kind is results.Kind.ACCEPTED:
-            return (answers.refusal(response.body) if reads_success else None) or result
+            refused = answers.refusal(response.body, response.status) if reads_success else None
+            return refused or result
         text = " ".join(response.body[:_REFUSAL_CHARS_MAX].decode("utf-8", "replace").split())
         return dataclasses.replace(result, detail=f"{result.detail} {text}".strip())
 

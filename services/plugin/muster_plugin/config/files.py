@@ -13,8 +13,8 @@ import msgspec
 from muster.service import logs, settings
 from muster_plugin.config import settings as config_settings
 from muster_plugin.config.importers import (
+    base,
     helm_values,
-    importer,
     nvidia,
     nvidia_nodes,
     smarter_and_generic,
@@ -62,7 +62,7 @@ def import_peer(
     domain: str | None = None,
     default: str = "",
     environment: Mapping[str, str] | None = None,
-) -> importer.ImportedConfiguration:
+) -> base.ImportedConfiguration:
     """Return another plugin's configuration, converted to muster's. Raises settings.BadSettings.
 
     `domain` replaces the domain in generic-device-plugin's file or flags. If NVIDIA's
@@ -79,12 +79,12 @@ def import_peer(
             imported = _nvidia(text, source, default, variables)
         else:
             imported = _imported(text, source=source, peer=peer, domain=domain)
-    except importer.ImportRejected as error:
+    except base.ImportRejected as error:
         raise settings.BadSettings([f"{source}: {problem}" for problem in error.problems]) from None
     return imported
 
 
-def log(imported: importer.ImportedConfiguration, source: str) -> None:
+def log(imported: base.ImportedConfiguration, source: str) -> None:
     """Log each difference and each loss once, however often the file is read."""
     for difference in imported.differences:
         _log_difference(source, difference)
@@ -104,9 +104,9 @@ def _log_loss(source: str, loss: str) -> None:
 
 def _imported(
     text: bytes, *, source: str, peer: config_settings.Format, domain: str | None
-) -> importer.ImportedConfiguration:
+) -> base.ImportedConfiguration:
     documents = settings.parse(text, source=source)
-    manifest = importer.find_in_manifests(documents)
+    manifest = base.find_in_manifests(documents)
     if manifest is None:
         return _converted(_only(documents, source), peer, domain)
     if manifest.devices and peer is config_settings.Format.GENERIC:
@@ -120,7 +120,7 @@ def _imported(
 
 def _nvidia(
     text: bytes, source: str, default: str, variables: nvidia.Variables
-) -> importer.ImportedConfiguration:
+) -> base.ImportedConfiguration:
     """Import NVIDIA's file, manifests or Helm values; `variables` override variables in them."""
     peer = config_settings.Format.NVIDIA
     documents = settings.parse(text, source=source)
@@ -140,24 +140,24 @@ def _nvidia(
         imported = nvidia.read({}, *inputs)
     else:
         imported = nvidia.read(_only_document(content, peer, source), *inputs)
-    return importer.ImportedConfiguration(
+    return base.ImportedConfiguration(
         rules=imported.rules,
         differences=(*content.differences, *imported.differences),
         losses=(*content.losses, *imported.losses),
     )
 
 
-def _nvidia_content(documents: Sequence[Any]) -> importer.ManifestContent | None:
+def _nvidia_content(documents: Sequence[Any]) -> base.ManifestContent | None:
     """Return the content of manifests or Helm values; None for other documents."""
-    content = importer.find_in_manifests(documents)
+    content = base.find_in_manifests(documents)
     if content is None:
         return helm_values.of_nvidia(documents[0]) if len(documents) == 1 else None
-    policy = importer.cluster_policy(documents)
+    policy = base.cluster_policy(documents)
     if policy is None:
         return content
     operator = helm_values.of_operator(policy)
     losses = [loss for loss in operator.losses if not (content.files and "ConfigMap" in loss)]
-    return importer.ManifestContent(
+    return base.ManifestContent(
         files=(*content.files, *operator.files),
         devices=(),
         domain=None,
@@ -179,14 +179,14 @@ def _hints(document: Any, source: str) -> Iterator[str]:
 
 def _converted(
     document: Any, peer: config_settings.Format, domain: str | None
-) -> importer.ImportedConfiguration:
+) -> base.ImportedConfiguration:
     if peer is config_settings.Format.SMARTER:
         return smarter_and_generic.read_smarter(helm_values.smarter_list(document))
     return smarter_and_generic.read_generic(document, domain=domain)
 
 
 def _only_document(
-    manifest: importer.ManifestContent, written_for: config_settings.Format, source: str
+    manifest: base.ManifestContent, written_for: config_settings.Format, source: str
 ) -> Any:
     """Return the only configuration in the manifests. Raises BadSettings for none or several."""
     documents = _files(manifest, written_for, source)
@@ -200,7 +200,7 @@ def _only_document(
 
 
 def _files(
-    manifest: importer.ManifestContent, written_for: config_settings.Format, source: str
+    manifest: base.ManifestContent, written_for: config_settings.Format, source: str
 ) -> list[tuple[str, Any]]:
     """Return the configurations in the manifests, each with its file's name."""
     matching: list[tuple[str, Any]] = []

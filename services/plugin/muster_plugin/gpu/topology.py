@@ -87,7 +87,7 @@ def _bits(positions: Collection[int], count: int) -> int:
 
 
 def _all_but_few(scores: Matrix, size: int, required: frozenset[int]) -> tuple[int, ...]:
-    """Return the best set by trying every rest: the at most `size` GPUs that are not chosen.
+    """Return the best set by trying every possible rest, that is, the GPUs that are not chosen.
 
     The score of the chosen set plus the score of the rest is the total score, minus the degrees of
     the rest's members, plus twice the score within the rest (its pairs count twice in the degrees).

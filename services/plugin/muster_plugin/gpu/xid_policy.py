@@ -212,7 +212,8 @@ class Policy:
     def rule(self, xid: int) -> Rule:
         """Return the rule for an XID.
 
-        NVIDIA's lists override the policy file, and the policy file overrides the preset.
+        The policy file overrides the preset, and NVIDIA's lists override both, except that they
+        enable only XIDs that are not Unhealthy already.
         """
         entry = self._catalogue.xids.get(xid)
         action, rule, source = self._override(xid) or self._by_preset(xid, entry)

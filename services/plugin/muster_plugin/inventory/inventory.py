@@ -38,9 +38,9 @@ class Inventory:
         self._events = device_messages.DeviceEvents(node, plugin, self._faults)
         self._resources: dict[str, resource_devices.ResourceDevices] = {}
         self.gpus: vocabulary.GpuNode | None = None
-        """The description of the GPUs in snapshots; None until GPUs are configured and scanned."""
+        """The description of the GPUs in snapshots; None unless GPUs are configured and scanned."""
         self.gpu_context = container_spec.AllocationContext()
-        """The rules and scan results by which GPUs are allocated; defaults until both are known."""
+        """The rules and scan results for allocating GPUs; defaults unless both are known."""
         self._gpu_rules = self.gpu_context.rules
 
     # Changes; each returns the events to send to the kubelet first and then to the bus

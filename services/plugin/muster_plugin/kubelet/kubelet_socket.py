@@ -1,7 +1,7 @@
-"""Adapter: watches the kubelet's socket: another socket at its path means a restarted kubelet.
+"""Adapter: identifies the kubelet's socket, and tells when to check it and the plugins' sockets.
 
-The kubelet removes all sockets of plugins when it starts, so the directories of the plugins'
-sockets are watched too.
+Another socket at the same path means that the kubelet has restarted. It then removes all sockets of
+plugins, so their directories are watched with it.
 """
 
 import contextlib
@@ -47,12 +47,12 @@ def identity(path: Path) -> str:
     return f"{status.st_ino}.{status.st_ctime_ns}" if stat.S_ISSOCK(status.st_mode) else ""
 
 
-def checkpointed_at(directories: Iterable[Path]) -> int | None:
+def checkpointed_at(folders: Iterable[Path]) -> int | None:
     """Return when the kubelet last wrote its checkpoint, which it does after every device list.
 
     The time is in nanoseconds; None if there is no checkpoint.
     """
-    for folder in directories:
+    for folder in folders:
         with contextlib.suppress(OSError):
             return (folder / CHECKPOINT).stat().st_mtime_ns
     return None

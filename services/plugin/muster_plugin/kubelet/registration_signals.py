@@ -54,7 +54,7 @@ class Registered(_OfGeneration, frozen=True):
 
 
 class RegisterFailed(_OfGeneration, frozen=True):
-    """The kubelet was `unreachable` or refused; a `permanent` refusal would be repeated."""
+    """The kubelet could not be reached, or refused; a `permanent` refusal would be repeated."""
 
     text: str
     permanent: bool

@@ -1,4 +1,4 @@
-"""Adapter: runs a plugin for each resource; watches sockets, to notice a restarted kubelet.
+"""Adapter: runs a plugin for each resource, and has it check its sockets after changes.
 
 The modules that serve a resource, and with them grpcio, are imported with the first resource. A
 plugin that only watches others does not import them.

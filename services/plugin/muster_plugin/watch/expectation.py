@@ -78,7 +78,7 @@ class Expectations:
         return frozenset(filter(self.expects, names))
 
     def expects(self, resource: str) -> bool:
-        """Return whether `resources` includes this resource."""
+        """Return whether a device of a resource is expected, or was listed since the start."""
         return bool(self.expected(resource) or self.had(resource))
 
     def record_listed(self, resource: str, count: int, now: float) -> bool:

@@ -147,7 +147,7 @@ class Socket:
         self._record_process(probed.process, asked_at)
 
     def record_end(self, identity: str, now: float) -> None:
-        """Record the end of a process; if it served the socket, schedule a probe of a new one."""
+        """Record the end of a process; if it served the socket, probe: another may serve it now."""
         if self.rival is not None and self.rival.identity == identity:
             self.rival = None
         is_served = self.process is not None and self.process.identity == identity

@@ -9,7 +9,7 @@ itself. In the chart of smarter-device-manager, `config` is the list of devices.
 from collections.abc import Mapping
 from typing import Final
 
-from muster_plugin.config.importers import importer
+from muster_plugin.config.importers import base
 from muster_plugin.model import errors
 
 _TEXTS: Final = {
@@ -34,7 +34,7 @@ _OF_PODS: Final = ("nodeSelector", "affinity", "tolerations", "runtimeClassName"
 _OPERATOR_STRATEGY: Final = "single"
 
 
-def of_nvidia(document: object) -> importer.ManifestContent | None:
+def of_nvidia(document: object) -> base.ManifestContent | None:
     """Return the configuration in the values of NVIDIA's charts; None for other documents."""
     if not isinstance(document, Mapping):
         return None
@@ -54,15 +54,15 @@ def smarter_list(document: object) -> object:
     return document
 
 
-def of_operator(spec: Mapping[object, object]) -> importer.ManifestContent:
+def of_operator(spec: Mapping[object, object]) -> base.ManifestContent:
     """Return the configuration in the GPU operator's values, or in a ClusterPolicy's `spec`."""
-    plugin, reader = _section(spec, "devicePlugin"), importer.Reader("the GPU operator")
+    plugin, reader = _section(spec, "devicePlugin"), base.Reader("the GPU operator")
     strategy = _section(spec, "mig").get("strategy")
     if not isinstance(strategy, str) or not strategy:
         strategy = _OPERATOR_STRATEGY
         reader.note_difference("mig.strategy", f"missing; {strategy} is the operator's default")
     environment = [("PASS_DEVICE_SPECS", "true"), ("MIG_STRATEGY", strategy)]
-    given = [*importer.variables(plugin)]
+    given = [*base.variables(plugin)]
     names = {name for name, _ in given}
     environment = [pair for pair in environment if pair[0] not in names] + given
     if _section(spec, "cdi").get("enabled") is True and "DEVICE_LIST_STRATEGY" not in names:
@@ -71,8 +71,8 @@ def of_operator(spec: Mapping[object, object]) -> importer.ManifestContent:
     return _content(reader, _section(plugin, "config"), "data", "devicePlugin.config", environment)
 
 
-def _of_chart(values: Mapping[object, object]) -> importer.ManifestContent:
-    reader = importer.Reader("NVIDIA's chart")
+def _of_chart(values: Mapping[object, object]) -> base.ManifestContent:
+    reader = base.Reader("NVIDIA's chart")
     environment: list[tuple[str, str]] = []
     cdi = {f"cdi.{key}": name for key, name in _CDI.items()}
     plain = dict(values)
@@ -93,12 +93,12 @@ def _of_chart(values: Mapping[object, object]) -> importer.ManifestContent:
 
 
 def _content(
-    reader: importer.Reader,
+    reader: base.Reader,
     config: Mapping[object, object],
     key: str,
     path: str,
     environment: list[tuple[str, str]],
-) -> importer.ManifestContent:
+) -> base.ManifestContent:
     files = [
         (str(name), text) for name, text in _section(config, key).items() if isinstance(text, str)
     ]
@@ -107,7 +107,7 @@ def _content(
         text = f"the ConfigMap {errors.quoted(name)} is missing: add its manifest"
         reader.note_loss(f"{path}.name", text)
     default = config.get("default")
-    return importer.ManifestContent(
+    return base.ManifestContent(
         files=tuple(files),
         devices=(),
         domain=None,

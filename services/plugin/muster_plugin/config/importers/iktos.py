@@ -8,7 +8,7 @@ import re
 from typing import Final
 
 from muster_plugin.config import gpus
-from muster_plugin.config.importers import importer
+from muster_plugin.config.importers import base
 from muster_plugin.model import errors
 
 _PARTS: Final = 3
@@ -22,7 +22,7 @@ _GENERAL: Final = (
 )
 
 
-def read(text: str, path: str, reader: importer.Reader) -> tuple[list[object], list[object]]:
+def read(text: str, path: str, reader: base.Reader) -> tuple[list[object], list[object]]:
     """Return the fork's shared and renamed resources in muster's format."""
     shared: list[object] = []
     renamed: list[object] = []
@@ -54,7 +54,7 @@ def _add(
     renamed_to: str,
     count: int,
     path: str,
-    reader: importer.Reader,
+    reader: base.Reader,
     shared: list[object],
     renamed: list[object],
 ) -> None:

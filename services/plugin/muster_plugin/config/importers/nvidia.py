@@ -14,7 +14,7 @@ import msgspec
 
 from muster_plugin.config import gpus as config_gpus
 from muster_plugin.config import settings
-from muster_plugin.config.importers import iktos, importer, nvidia_settings
+from muster_plugin.config.importers import base, iktos, nvidia_settings
 from muster_plugin.model import errors
 
 Kind = nvidia_settings.Kind
@@ -91,13 +91,13 @@ def read(
     arguments: Sequence[str] = (),
     environment: Variables = (),
     elsewhere: Sequence[str] = (),
-) -> importer.ImportedConfiguration:
+) -> base.ImportedConfiguration:
     """Return the configuration with a section `gpus`. Raises ImportRejected.
 
     `elsewhere` names variables whose values are unknown. A configuration that is a string has the
     iktos fork's format, `original:new:replicas,...`.
     """
-    reader = importer.Reader("NVIDIA")
+    reader = base.Reader("NVIDIA")
     ours: _Tree = {}
     file: _Tree = {}
     if isinstance(configuration, str) and ":" in configuration:
@@ -128,34 +128,30 @@ def read(
     return _imported(reader, ours)
 
 
-def _note_unread(
-    reader: importer.Reader, arguments: Sequence[str], elsewhere: Sequence[str]
-) -> None:
+def _note_unread(reader: base.Reader, arguments: Sequence[str], elsewhere: Sequence[str]) -> None:
     for flag in dict.fromkeys(text.partition("=")[0] for text in arguments):
         if flag.startswith("--") and flag not in _FLAGS:
             reader.note_difference(errors.quoted(flag), "not a setting of GPUs; left out")
     for variable in dict.fromkeys(elsewhere):
         if variable in _VARIABLES:
             reader.note_loss(variable, "its value is not in the manifests (valueFrom)")
-        elif variable == importer.ENV_FROM:
+        elif variable == base.ENV_FROM:
             reader.note_loss(variable, "its variables are not in the manifests")
 
 
-def _imported(reader: importer.Reader, ours: _Tree) -> importer.ImportedConfiguration:
+def _imported(reader: base.Reader, ours: _Tree) -> base.ImportedConfiguration:
     if reader.problems:
-        raise importer.ImportRejected(reader.problems)
+        raise base.ImportRejected(reader.problems)
     try:
         gpus = msgspec.convert(ours, config_gpus.Gpus, strict=True)
         rules = settings.Document(api_version=settings.API_VERSION, gpus=gpus)
     except ValueError as error:
-        raise importer.ImportRejected(
-            [f"gpus: {error}".replace(" - at `$", " - at `gpus")]
-        ) from None
+        raise base.ImportRejected([f"gpus: {error}".replace(" - at `$", " - at `gpus")]) from None
     reader.differences.extend(_GENERAL)
     return reader.result(rules)
 
 
-def _keys(reader: importer.Reader, file: _Tree, section: str) -> Iterator[tuple[str, _Value]]:
+def _keys(reader: base.Reader, file: _Tree, section: str) -> Iterator[tuple[str, _Value]]:
     """Yield every setting in one section of the file, each with its path."""
     value: object = file
     for word in section.split("."):
@@ -182,7 +178,7 @@ def _known(section: str) -> tuple[str, ...]:
 
 
 def _effective(
-    reader: importer.Reader,
+    reader: base.Reader,
     setting: nvidia_settings.Setting,
     file: Mapping[str, _Value],
     arguments: Sequence[str],
@@ -192,7 +188,7 @@ def _effective(
     values: list[_Source] = []
     is_switch = setting.kind is Kind.FLAG
     for flag in setting.flags:
-        texts = dict.fromkeys(importer.flag_values(arguments, flag, is_switch=is_switch))
+        texts = dict.fromkeys(base.flag_values(arguments, flag, is_switch=is_switch))
         if setting.kind in {Kind.LIST, Kind.NUMBERS} and texts:
             texts = {",".join(texts): None}
         values += [_Source(value, flag) for value in texts]
@@ -218,7 +214,7 @@ def _dashed(argument: str) -> str:
 
 
 def _apply(
-    reader: importer.Reader, setting: nvidia_settings.Setting, source: _Source, ours: _Tree
+    reader: base.Reader, setting: nvidia_settings.Setting, source: _Source, ours: _Tree
 ) -> None:
     """Set muster's equivalent of a setting, or report what muster does instead."""
     before = len(reader.problems)
@@ -246,10 +242,10 @@ def _apply(
     if not {"cdi-annotations", "cdi-cri"}.isdisjoint(_plain(value).split(",")):
         reader.note_loss(source.path, nvidia_settings.CDI_SPEC)
     if value not in ([], ""):
-        importer.put(ours, setting.ours, value)
+        base.put(ours, setting.ours, value)
 
 
-def _value(reader: importer.Reader, kind: nvidia_settings.Kind, source: _Source) -> object:
+def _value(reader: base.Reader, kind: nvidia_settings.Kind, source: _Source) -> object:
     """Return a value converted to the type that it has in the file; report any problem."""
     value, path = source.value, source.path
     match kind:
@@ -276,9 +272,9 @@ def _numbers(text: str) -> list[object]:
     return [int(p) if p.isascii() and p.isdecimal() and len(p) < 10 else p for p in parts if p]  # noqa: PLR2004  # longer ones are nonsense
 
 
-def _read_fork(reader: importer.Reader, text: str, path: str, ours: _Tree) -> None:
+def _read_fork(reader: base.Reader, text: str, path: str, ours: _Tree) -> None:
     shared, renamed = iktos.read(text, path, reader)
     if shared:
-        importer.put(ours, "sharing.resources", shared)
+        base.put(ours, "sharing.resources", shared)
     if renamed:
         ours["resources"] = renamed

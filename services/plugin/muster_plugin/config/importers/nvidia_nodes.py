@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from muster_plugin.config import settings
-from muster_plugin.config.importers import importer, nvidia
+from muster_plugin.config.importers import base, nvidia
 from muster_plugin.model import errors
 
 LABEL: Final = "nvidia.com/device-plugin.config"
@@ -31,7 +31,7 @@ def read(
     arguments: Sequence[str],
     environment: nvidia.Variables,
     elsewhere: Sequence[str],
-) -> importer.ImportedConfiguration:
+) -> base.ImportedConfiguration:
     """Return the default configuration; the others become overrides. Raises ImportRejected.
 
     `default` is empty if the user named no default.
@@ -47,18 +47,18 @@ def read(
             else f"several configurations: {known}; name the one for nodes without the label "
             f"{LABEL} with `muster config import --default`, or call it `{_NAMED}`"
         )
-    imported: dict[str, importer.ImportedConfiguration] = {}
+    imported: dict[str, base.ImportedConfiguration] = {}
     for name, document in files:
         try:
             imported[name] = nvidia.read(document, arguments, environment, elsewhere)
-        except importer.ImportRejected as error:
+        except base.ImportRejected as error:
             problems += [f"{name}: {problem}" for problem in error.problems]
     others = [name for name in names if name != chosen]
     problems += [f"{name}: no label can have this value" for name in others if not _is_label(name)]
     if len(others) > _NODES_MAX:
         problems.append(f"{len(names)} configurations; at most {_NODES_MAX + 1}")
     if problems:
-        raise importer.ImportRejected(problems)
+        raise base.ImportRejected(problems)
     rules = settings.Document(
         api_version=settings.API_VERSION,
         gpus=imported[chosen].rules.gpus,
@@ -69,7 +69,7 @@ def read(
     )
     unknown = f"an unknown label value selects {chosen}; NVIDIA's plugin does not start"
     differences = _merged({name: each.differences for name, each in imported.items()})
-    return importer.ImportedConfiguration(
+    return base.ImportedConfiguration(
         rules=rules,
         differences=(f"nodes: {_TOLD}", f"nodes: {unknown}", *differences),
         losses=_merged({name: each.losses for name, each in imported.items()}),

@@ -16,7 +16,7 @@ from typing import Any, Final
 import msgspec
 
 from muster_plugin.config import gpus
-from muster_plugin.config.importers import importer
+from muster_plugin.config.importers import base
 from muster_plugin.model import advertised, errors, gpu
 
 _ANY_VALUE: Final[Mapping[str, str]] = {}
@@ -203,7 +203,7 @@ RESOURCE_CONFIG: Final = _text(
 EVERY: Final = (*TABLE, RESOURCE_CONFIG)
 
 
-def read_sharing(reader: importer.Reader, value: object, ours: dict[str, object]) -> None:
+def read_sharing(reader: base.Reader, value: object, ours: dict[str, object]) -> None:
     """Convert NVIDIA's section `sharing` to muster's keys in `ours`; MPS is rejected."""
     if value is None:
         return
@@ -216,21 +216,21 @@ def read_sharing(reader: importer.Reader, value: object, ours: dict[str, object]
     section = reader.mapping(sharing["timeSlicing"], path, _SHARED)
     by_default = reader.flag(section.get("renameByDefault"), f"{path}.renameByDefault")
     if by_default:
-        importer.put(ours, "sharing.renameByDefault", by_default)
+        base.put(ours, "sharing.renameByDefault", by_default)
     key = "failRequestsGreaterThanOne"
     if reader.flag(section.get(key), f"{path}.{key}"):
-        importer.put(ours, "sharing.onePerRequest", True)  # noqa: FBT003  # it is the value itself
+        base.put(ours, "sharing.onePerRequest", True)  # noqa: FBT003  # it is the value itself
     items = reader.items(section.get("resources"), f"{path}.resources")
     if not items:
         reader.reject(f"{path}.resources", "no resources specified")
-    if "sharing" in ours and "resources" in importer.below(ours, "sharing"):
+    if "sharing" in ours and "resources" in base.below(ours, "sharing"):
         reader.reject(f"{path}.resources", "the iktos fork's resource config sets the sharing too")
         return
     shared = [_replicated(reader, item, f"{path}.resources[{at}]") for at, item in enumerate(items)]
-    importer.put(ours, "sharing.resources", shared)
+    base.put(ours, "sharing.resources", shared)
 
 
-def read_resources(reader: importer.Reader, value: object, ours: dict[str, object]) -> None:
+def read_resources(reader: base.Reader, value: object, ours: dict[str, object]) -> None:
     """Convert the names of GPUs and MIG devices; `ours` must already have the MIG strategy."""
     if value is None:
         return
@@ -260,7 +260,7 @@ def read_resources(reader: importer.Reader, value: object, ours: dict[str, objec
         ours["resources"] = namings
 
 
-def _glob(reader: importer.Reader, value: object, path: str) -> str:
+def _glob(reader: base.Reader, value: object, path: str) -> str:
     """Return the pattern of a product or a MIG profile (api/config/v1/resources.go, #1807)."""
     pattern = reader.text(value, path)
     if not pattern:
@@ -270,7 +270,7 @@ def _glob(reader: importer.Reader, value: object, path: str) -> str:
     return pattern
 
 
-def _replicated(reader: importer.Reader, item: object, path: str) -> dict[str, object]:
+def _replicated(reader: base.Reader, item: object, path: str) -> dict[str, object]:
     entry = reader.mapping(item, path, _REPLICATED)
     ours: dict[str, object] = {"name": _name(reader, entry.get("name"), f"{path}.name")}
     replicas = reader.whole(entry.get("replicas"), f"{path}.replicas")
@@ -288,7 +288,7 @@ def _replicated(reader: importer.Reader, item: object, path: str) -> dict[str, o
     return ours
 
 
-def _devices(reader: importer.Reader, value: object, path: str) -> object:
+def _devices(reader: base.Reader, value: object, path: str) -> object:
     """Return the number of shared devices, or a list of them, as NVIDIA's parser does."""
     if isinstance(value, int) and not isinstance(value, bool) and value > 0:
         return value
@@ -307,7 +307,7 @@ def _devices(reader: importer.Reader, value: object, path: str) -> object:
     return value
 
 
-def _name(reader: importer.Reader, value: object, path: str) -> str:
+def _name(reader: base.Reader, value: object, path: str) -> str:
     """Return a resource name with its domain (api/config/v1/resources.go, NewResourceName)."""
     text = reader.text(value, path)
     if not text:

@@ -18,7 +18,7 @@ import msgspec
 
 from muster_plugin.config import resources as config_resources
 from muster_plugin.config import settings
-from muster_plugin.config.importers import importer
+from muster_plugin.config.importers import base
 from muster_plugin.model import advertised, errors
 
 GENERIC_DOMAIN: Final = "squat.ai"
@@ -54,11 +54,9 @@ _SMARTER_DIFFERENCES: Final = (
 )
 
 
-def read_generic(
-    configuration: object, *, domain: str | None = None
-) -> importer.ImportedConfiguration:
+def read_generic(configuration: object, *, domain: str | None = None) -> base.ImportedConfiguration:
     """Return the configuration of a generic-device-plugin file. Raises ImportRejected."""
-    reader = importer.Reader("generic")
+    reader = base.Reader("generic")
     entries = reader.mapping(configuration, "", (*_LISTS, *_FLAGS))
     for flag in _FLAGS[1:]:
         if flag in entries:
@@ -74,19 +72,19 @@ def read_generic(
 
 def read_generic_flags(
     devices: Sequence[object], *, domain: str | None = None
-) -> importer.ImportedConfiguration:
+) -> base.ImportedConfiguration:
     """Return the configuration from parsed `--device` values. Raises ImportRejected."""
     items = [(f"--device[{at}]", item) for at, item in enumerate(devices)]
-    return _imported_generic(importer.Reader("generic"), items, domain, flags=True)
+    return _imported_generic(base.Reader("generic"), items, domain, flags=True)
 
 
 def _imported_generic(
-    reader: importer.Reader,
+    reader: base.Reader,
     items: list[tuple[str, object]],
     domain: str | None,
     *,
     flags: bool,
-) -> importer.ImportedConfiguration:
+) -> base.ImportedConfiguration:
     if domain is None:
         reader.note_difference(
             "domain",
@@ -112,7 +110,7 @@ def _imported_generic(
 
 
 def _generic_device(
-    reader: importer.Reader, item: object, path: str, *, flags: bool
+    reader: base.Reader, item: object, path: str, *, flags: bool
 ) -> tuple[str, list[_Group], _Keys] | None:
     """Return the name of one device, its groups and their keys.
 
@@ -161,7 +159,7 @@ def _keys(theirs: str, ours: str, group: _Group) -> _Keys:
     return keys
 
 
-def _group(reader: importer.Reader, value: object, path: str, *, flags: bool) -> _Group | None:
+def _group(reader: base.Reader, value: object, path: str, *, flags: bool) -> _Group | None:
     keys = reader.mapping(value, path, ("paths", "usb", "count"))
     paths = reader.items(keys.get("paths"), f"{path}.paths")
     usb = reader.items(keys.get("usb"), f"{path}.usb")
@@ -186,7 +184,7 @@ def _group(reader: importer.Reader, value: object, path: str, *, flags: bool) ->
     return {"devices": devices, "count": count}
 
 
-def _path(reader: importer.Reader, value: object, path: str) -> dict[str, object]:
+def _path(reader: base.Reader, value: object, path: str) -> dict[str, object]:
     keys = ("path", "mountPath", "permissions", "limit", "optional", "type", "readOnly")
     theirs = reader.mapping(value, path, keys)
     ours: dict[str, object] = {"path": reader.text(theirs.get("path"), f"{path}.path")}
@@ -221,7 +219,7 @@ def _path(reader: importer.Reader, value: object, path: str) -> dict[str, object
     return ours
 
 
-def _usb(reader: importer.Reader, value: object, path: str, *, flags: bool) -> dict[str, object]:
+def _usb(reader: base.Reader, value: object, path: str, *, flags: bool) -> dict[str, object]:
     theirs = reader.mapping(value, path, ("vendor", "product", "serial"))
     usb = {
         "vendor": _usb_id(reader, theirs.get("vendor"), f"{path}.vendor", flags=flags),
@@ -231,7 +229,7 @@ def _usb(reader: importer.Reader, value: object, path: str, *, flags: bool) -> d
     return {"usb": usb}
 
 
-def _usb_id(reader: importer.Reader, value: object, path: str, *, flags: bool) -> str:
+def _usb_id(reader: base.Reader, value: object, path: str, *, flags: bool) -> str:
     """Return a USB vendor or product id as four hexadecimal digits, as in sysfs."""
     if isinstance(value, int) and not isinstance(value, bool):
         if flags and value in _DIGITS:
@@ -249,7 +247,7 @@ def _usb_id(reader: importer.Reader, value: object, path: str, *, flags: bool) -
 
 
 def _shared(
-    reader: importer.Reader, resources: list[config_resources.Resource]
+    reader: base.Reader, resources: list[config_resources.Resource]
 ) -> list[config_resources.Resource]:
     """Mark entries as shared if two resources have their nodes, as generic-device-plugin allows."""
     common: dict[str, config_resources.Entry] = {}
@@ -276,9 +274,9 @@ def _with_shared(group: config_resources.Group, shared: set[int]) -> config_reso
     return msgspec.structs.replace(group, devices=devices)
 
 
-def read_smarter(entries: object) -> importer.ImportedConfiguration:
+def read_smarter(entries: object) -> base.ImportedConfiguration:
     """Return the configuration of a smarter-device-manager list. Raises ImportRejected."""
-    reader = importer.Reader("smarter")
+    reader = base.Reader("smarter")
     by_pattern: dict[str, config_resources.Resource] = {}
     for at, item in enumerate(reader.items(entries, "")):
         path, before = f"[{at}]", len(reader.problems)
@@ -302,7 +300,7 @@ def read_smarter(entries: object) -> importer.ImportedConfiguration:
 
 
 def _smarter_resource(
-    reader: importer.Reader, path: str, pattern: str, count: int
+    reader: base.Reader, path: str, pattern: str, count: int
 ) -> config_resources.Resource | None:
     if pattern == _JETSON:
         reader.note_loss(path, "Jetson GPUs (/sys/devices/gpu.N): they have no device node")

@@ -44,7 +44,7 @@ class Observed:
 
 
 @dataclass(slots=True, eq=False)
-class PublishedState:
+class Publication:
     """The published state of one plugin; `since` is when its verdict was reached."""
 
     node: str
