@@ -6,6 +6,7 @@ decide how each picture looks are stored in docs/pictures/made.json; a test fail
 files has changed.
 """
 
+import ast
 import contextlib
 import hashlib
 import importlib.util
@@ -90,13 +91,24 @@ def files(name: str) -> tuple[str, ...]:
 
 
 def digest(name: str) -> str:
-    """Return a hash of the files that decide how a picture looks."""
+    """Return a hash of the files that decide how a picture looks, without docstrings."""
     total = hashlib.sha256()
     for pattern in SOURCES[name]:
         for path in sorted(ROOT.glob(pattern)):
+            text = path.read_text("utf-8")
             total.update(f"{path.relative_to(ROOT)}\0".encode())
-            total.update(path.read_bytes().replace(b"\r\n", b"\n"))
+            total.update((_without_docstrings(text) if path.suffix == ".py" else text).encode())
     return total.hexdigest()
+
+
+def _without_docstrings(text: str) -> str:
+    """Return a module's lines but those of its docstrings, which no picture shows."""
+    lines = text.splitlines(keepends=True)
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            last = node.end_lineno or node.lineno
+            lines[node.lineno - 1 : last] = [""] * (last - node.lineno + 1)
+    return "".join(lines)
 
 
 class Failed(Exception):
