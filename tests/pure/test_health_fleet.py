@@ -494,7 +494,13 @@ def test_a_plugin_that_is_not_registered_is_restarted_where_that_is_configured()
 def test_a_restart_beyond_the_budget_is_published_as_refused() -> None:
     assert remedied(config.RemediationMode.RESTART_PLUGIN, "n1", "n1", "n2", "n3", per_hour=2) == [
         ("acted", "the pod was deleted"),
-        ("refused", "restarted 150 s ago; the next restart is allowed 600 s after that"),
+        (
+            "refused",
+            (
+                "a plugin on this node was restarted 150 s ago; "
+                "the next restart is allowed 600 s after that"
+            ),
+        ),
         ("acted", "the pod was deleted"),
         ("refused", "2 restarts within an hour, which is the limit"),
     ]

@@ -112,7 +112,7 @@ def test_a_finding_leads_to_its_verdict_within_a_second_and_ends_when_it_is_over
     (alert,) = (e for e in world.published.values() if isinstance(e, vocabulary.AlertChanged))
     assert (alert.severity, alert.watched, alert.plugin) == (Severity(severity), AMD, NAME)
     assert alert.summary.startswith(f"watched plugin {AMD} on a ")
-    assert alert.advice.startswith("muster does not run this plugin: ")
+    assert alert.advice.startswith("muster does not run this plugin; ")
     assert alert.runbook == f"watched_plugin.html#{kind}"
     world.observe("a", WELL)
     world.run(14.0)
@@ -163,7 +163,7 @@ def test_the_evidence_says_what_the_agent_and_kubernetes_see() -> None:
     assert (alert.summary, alert.advice, alert.pods) == (
         f"watched plugin {AMD} on a has ended and has not come back",
         (
-            "muster does not run this plugin: check whether its pod kube-system/amdgpu-x exists, "
+            "muster does not run this plugin; check whether its pod kube-system/amdgpu-x exists, "
             "and why its process ended (kubectl logs --previous)"
         ),
         ("ml/train",),

@@ -12,7 +12,9 @@ from muster_health.bus import notified
 
 T0 = dt.datetime(2026, 1, 1, 12, 0, tzinfo=dt.UTC)
 NOBODY = "nobody is notified yet: "
-NO_NOTIFIER = "no notifier has published its receivers: none is running and connected to NATS"
+NO_NOTIFIER = (
+    "no notifier has published its receivers; check that one is running and connected to NATS"
+)
 
 
 def announced(**receivers: str) -> vocabulary.ReceiversConfigured:

@@ -58,8 +58,8 @@ async def serve(settings: config.Settings) -> None:
 class _Parts:
     """The components of the process.
 
-    `cluster` is None if no Kubernetes API is configured. In that case, or if the settings disable
-    it, `reader` is None as well.
+    `cluster` and `reader` are None if no Kubernetes API is configured. `reader` is also None unless
+    `cluster.reads_plugins` is set.
     """
 
     name: str
@@ -268,7 +268,7 @@ def _election(connected: bus.Bus, settings: config.Leading, name: str) -> leader
 
 
 def _state(parts: _Parts, query: Mapping[str, str]) -> probes.Answer:
-    """Return the state for `/state`: of all nodes, of one node, or of one page of nodes."""
+    """Return the response to `/state`: all nodes, one node, one page of nodes, or an error."""
     now = asyncio.get_running_loop().time()
     watched, election, outgoing = parts.watched, parts.election, parts.outgoing
     cluster, reader = parts.cluster, parts.reader

@@ -14,7 +14,7 @@ from muster_health.model import limits, signals
 
 _DELAYS_S: Final = (0.1, 0.5, 1, 2, 3, 5, 10, 15, 20, 30, 60)
 PLUGINS_MAX: Final = 20_000
-"""With more plugins than this, no verdicts are exported: a scrape would exceed 34 MB."""
+"""With more plugins than this, no series per plugin are exported: a scrape would exceed 34 MB."""
 LEFT_OUT: Final = prometheus_client.Gauge(
     "muster_health_plugins_without_series",
     f"Plugins whose verdicts are not exported, because there are more than {PLUGINS_MAX}.",
@@ -22,17 +22,17 @@ LEFT_OUT: Final = prometheus_client.Gauge(
 
 HEARTBEATS: Final = metrics.counter(
     "muster_health_heartbeats_total",
-    "Heartbeats received, accepted or stale.",
+    "Heartbeats received (accepted), and those of them that were stale.",
     "outcome",
     ("accepted", "stale"),
 )
 EVENTS_STALE: Final = prometheus_client.Counter(
     "muster_health_events_stale_total",
-    "Events ignored because a newer event of the same plugin had arrived.",
+    "Events ignored because they, or newer events of the same plugin, had already arrived.",
 )
 PROBES: Final = metrics.counter(
     "muster_health_probes_total",
-    "Probes of suspected plugins, by result.",
+    "Probes of suspected and lost plugins, by result.",
     "result",
     ("answered", "no_answer", "not_subscribed", "inconclusive"),
 )
@@ -85,7 +85,7 @@ _LEADERSHIP: Final = metrics.counter(
 
 
 def count_leadership(was: leadership.Leadership, now: leadership.Leadership) -> None:
-    """Count when this process becomes leader or loses the lead; ignore changes among others."""
+    """Count each time this process becomes or ceases to be the leader, and export whether it is."""
     if now.term == was.term:
         return
     _IS_LEADER.set(now.term is not None)
@@ -161,7 +161,11 @@ class CurrentState(registry.Collector):
 
 
 def exported(source: detector.Detector, *, per_node: bool) -> tuple[str, bytes]:
-    """Return all metrics; only the leader exports metrics of single nodes, to avoid duplicates."""
+    """Return the content type and the text of all metrics.
+
+    Series per plugin are exported only by the leader, to avoid duplicates, only if `per_node` is
+    set, and only for up to `PLUGINS_MAX` plugins.
+    """
     plugins = sum(1 for _ in source.plugins())
     is_large = plugins > PLUGINS_MAX
     LEFT_OUT.set(plugins if per_node and is_large else 0)

@@ -46,7 +46,7 @@ class AlertDelay:
         self._restored_due = due
 
     def reset(self) -> None:
-        """Start anew, for a new verdict."""
+        """Drop the restored wait, because there is a new verdict."""
         self._restored_due = 0.0
 
     def due(self, standing: steps.Standing) -> float:

@@ -65,12 +65,12 @@ def kubelet(lease_age_s: float, *, is_ready: bool | None) -> list[vocabulary.Evi
 
 
 def undecided(text: str) -> vocabulary.Evidence:
-    """Return the evidence that no decision was possible, with the reason."""
+    """Return a remark of health, such as why a decision was not possible, as evidence."""
     return of("health", text)
 
 
 def failures(count: int, window_s: float) -> vocabulary.Evidence:
-    """Return the number of failures of the plugin, or of one of its devices, as evidence."""
+    """Return the number of the plugin's failures as evidence."""
     return of("health", f"failed {count} times within {window_s / 60:g} min")
 
 

@@ -41,7 +41,7 @@ class PodsQuery:
     _asked_times: int = 0
 
     def asked(self, number: int, now: float) -> None:
-        """Record that the query is sent or repeated; only the first one delays the alert."""
+        """Record that the query is sent or repeated; a repetition does not delay the alert."""
         self.number = number
         self.again_due = now + _AGAIN_S[min(self._asked_times, len(_AGAIN_S) - 1)]
         self._asked_times += 1
@@ -71,7 +71,7 @@ class PodsQuery:
 def named(
     alert: alerts.Alert, query: PodsQuery | None, published: Sequence[alerts.Alert]
 ) -> alerts.Alert:
-    """Return the alert with the pods from the query's answer, or else from the published alert."""
+    """Return the alert with the pods from the query or, if unknown, from the published alert."""
     if query is not None and query.pods is not None:
         return alert.naming(query.pods, len(query.pods))
     last = published[-1] if published else None
@@ -197,7 +197,7 @@ class PluginAlert:
             self._query.clock_stalled(seconds)
 
     def is_published_as(self, verdict: Verdict) -> bool:
-        """Return whether an open alert, other than FLAPPING, has the severity of this verdict."""
+        """Return whether a plugin alert of this verdict's severity is open, except FLAPPING."""
         kind = alerts.kind_of(verdict)
         return kind is not None and self._is_published(kind)
 
@@ -234,7 +234,7 @@ class PluginAlert:
         return dues
 
     def forget(self) -> None:
-        """Drop the list of pods: no alert is published now, and the list would become outdated."""
+        """Drop the query and the permit: no alert is published now, and they would be outdated."""
         self._query, self._has_permit = None, False
 
     def _evaluate(

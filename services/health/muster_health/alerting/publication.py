@@ -144,7 +144,7 @@ class Publication:
         return any(alert.kind is AlertKind.NODE_DOWN for alert in published)
 
     def skip(self, now: float, at: datetime) -> None:
-        """Skip the evaluation, because another replica leads and decides what to publish."""
+        """Skip the evaluation, because only the leader decides what to publish."""
         self._stamp(now, at)
         self.is_dirty, self.look_due = False, None
         if self.alert is not None:

@@ -68,10 +68,10 @@ def texts(kind: AlertKind, rule: Rule | None, subject: Subject, *, node: str) ->
         advice = f"find out why it has not come back since {since}"
         return (
             f"{what} is overdue: it has not returned from a planned stop",
-            f"{not_ours}: {advice}",
+            f"{not_ours}; {advice}",
         )
     wrong = _SUMMARY.get(rule)
     if wrong is None:
         summary = alerts.summary_of(kind, node=node, plugin=subject.name, resources=())
-        return f"watched plugin {summary}", f"{not_ours}: check {pod}"
-    return f"{what} {wrong}", f"{not_ours}: {_ADVICE[rule].format(pod=pod)}"
+        return f"watched plugin {summary}", f"{not_ours}; check {pod}"
+    return f"{what} {wrong}", f"{not_ours}; {_ADVICE[rule].format(pod=pod)}"

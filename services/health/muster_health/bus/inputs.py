@@ -65,7 +65,7 @@ class Inputs:
         await self._inbox.put(runtime.Delivery(event))
 
     async def run(self) -> None:
-        """Restore the saved state, then put every heartbeat and every report into the inbox."""
+        """Restore the saved state, then put heartbeats and reports into the inbox, forever."""
         await self.put(signals.BusLost())
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._watch_connections())
@@ -167,7 +167,7 @@ class Inputs:
             await self.put(signals.Restored(state=state))
 
     async def _restore(self) -> int:
-        """Put all saved state into the inbox; return its position in the stream of events."""
+        """Put all readable saved state into the inbox; return its position in the stream, or 0."""
         position = 0
         values = await storage.read_all(self._link, streams.STATE)
         self._has_state = bool(values)
@@ -182,7 +182,7 @@ class Inputs:
         return position
 
     async def _catch_up(self) -> int:
-        """Put the newest report of each subject into the inbox; return where to continue."""
+        """Put the newest report of each subject into the inbox; return the last position, or 0."""
         newest = [
             event
             for subject in _REPORTS
@@ -260,7 +260,7 @@ def _report(event: codec.CloudEvent, *, position: int = 0) -> signals.FromPlugin
 
 
 _OWN_CHECK_SHARE: Final = 0.25
-"""The share of a probe's timeout within which NATS must answer health; else the result is void."""
+"""NATS must answer health within this share of a probe's timeout, or the probe is inconclusive."""
 
 
 class Prober:

@@ -7,7 +7,7 @@ client that cannot be a plugin is ignored, too: otherwise, a client that has onl
 could hide that a plugin's process has ended.
 
 Whether advisories arrive depends on the server's configuration (docs/health.md), and nothing
-indicates that a server sends none. Health therefore opens a second connection periodically, and
+indicates that a server sends none. Health therefore opens a test connection periodically, and
 checks that it is reported. Advisories can be lost, so they only raise suspicions.
 """
 
@@ -35,8 +35,7 @@ SUBJECTS: Final = f"{_PREFIX}>"
 """The subjects of advisories in muster's account; docs/health.md shows the configuration.
 
 Because of the wildcard, no reader can forge advisories: a reader's consumers can push messages only
-to a subject to which somebody has subscribed without a wildcard (nats-server, server/consumer.go;
-2.15).
+to a subject that has a subscription without a wildcard (nats-server, server/consumer.go; 2.15).
 """
 
 _LEAF: Final = "Leafnode"

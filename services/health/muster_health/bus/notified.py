@@ -30,7 +30,7 @@ class ReceiverStatus:
         self._due = began_at + _PATIENCE_S
 
     async def receive(self, message: connection.Message) -> None:
-        """Record the receivers that a message on `SUBJECT` lists; count malformed messages."""
+        """Record the receivers and alerts in a message on `SUBJECT`; count malformed messages."""
         try:
             event = codec.decode(message.subject, message.data).data
         except codec.MalformedEvent as error:
@@ -40,7 +40,7 @@ class ReceiverStatus:
         self.observe(event, asyncio.get_running_loop().time())
 
     def observe(self, event: vocabulary.ReceiversConfigured, now: float) -> None:
-        """Record the receivers, and the time by which the notifier must list them again."""
+        """Record receivers, alerts, and the time by which the notifier must publish them again."""
         self._receivers, self._refused = event.receivers, event.refused
         self._alerts = event.alerts
         self._due = now + max(_PATIENCE_S, _INTERVALS * event.interval_s)
@@ -50,9 +50,12 @@ class ReceiverStatus:
         return () if now > self._due else self._alerts
 
     def problem(self, now: float) -> str:
-        """Return why alerts may not reach people; empty if they do, or if that is unknown."""
+        """Return why alerts may not reach people; empty if no reason is known."""
         if now > self._due:
-            return "no notifier has published its receivers: none is running and connected to NATS"
+            return (
+                "no notifier has published its receivers; check that one is running and connected "
+                "to NATS"
+            )
         if self._receivers is None:
             return ""
         nobody = "" if set(self._receivers.values()) - {vocabulary.CONSOLE} else _NOBODY

@@ -96,7 +96,7 @@ class Outputs:
         return self.store.problem or None
 
     async def _submit(self, output: _LeaderOnly, is_leader: IsLeader) -> None:
-        """Submit an output to its node's queue without delaying the detector."""
+        """Submit an output to its node's queue, or after all queues if it is about the fleet."""
         action = functools.partial(self._execute_as_leader, output, is_leader)
         match output:
             case signals.Publish():
@@ -316,7 +316,7 @@ class StateStore:
 
     @property
     def problem(self) -> str:
-        """Why some values are not saved; empty if all values are saved."""
+        """A description of the values that are not saved; empty if all are saved."""
         if not self._unsaved:
             return ""
         seconds = self._clock() - self._unsaved_since
@@ -327,7 +327,7 @@ class StateStore:
         )
 
     async def save(self, key: str, value: bytes, is_leader: IsLeader) -> None:
-        """Save a value now, or later if that takes too long; an empty value deletes the key."""
+        """Save a value now or soon, while we lead; an empty value deletes the key."""
         until: float | None = None
 
         def may_retry() -> bool:

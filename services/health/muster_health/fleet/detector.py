@@ -94,7 +94,7 @@ class Detector(effects.Fleet):
 
     @property
     def leader(self) -> int | None:
-        """Return the revision under which this process leads; None while another replica leads."""
+        """Return the revision under which this process leads; None while it does not lead."""
         return self._context.leader
 
     @property
@@ -321,7 +321,7 @@ class Detector(effects.Fleet):
         return outs
 
     def _fleet_due(self, now: float) -> list[signals.Output]:
-        """End mass failures that are over, and open alerts that the rate limit held back."""
+        """Resume suspended plugins, open delayed alerts, and update the alerts of the fleet."""
         outs: list[signals.Output] = []
         resumed, asked = self._suspensions.turn(now)
         for plugin in resumed:

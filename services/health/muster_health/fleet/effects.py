@@ -97,7 +97,7 @@ class Fleet:
     def _follow_watched(
         self, agent: tracked_plugin.TrackedPlugin, report: steps.WatchedReported, now: float
     ) -> list[signals.Output]:
-        """Pass on an agent's report about the plugins that it watches."""
+        """Apply an agent's report to the plugins that it watches."""
         outs: list[signals.Output] = []
         for watched in report.watched:
             plugin = self._registry.find_or_watch(agent.node, watched.name, now)
@@ -171,7 +171,7 @@ class Fleet:
         return agent is not None and agent.is_alive
 
     def _publish(self, plugin: tracked_plugin.TrackedPlugin, now: float) -> list[signals.Output]:
-        """Publish a plugin's changes; after a start, a first HEALTHY verdict waits for its turn."""
+        """Publish a plugin's changes; changes that are not urgent may wait for their turn."""
         if not plugin.has_news(now):
             return []
         leads = self._context.leader is not None
@@ -219,7 +219,7 @@ _EACH_TURN: Final = 50
 
 
 class StartupRateLimit:
-    """Limits how many first HEALTHY verdicts are published per turn; the others wait in order."""
+    """Limits how many plugins publish non-urgent changes per turn; the others wait in order."""
 
     def __init__(self) -> None:
         self._waiting: dict[str, None] = {}
@@ -232,7 +232,7 @@ class StartupRateLimit:
         return self._until if self._waiting else None
 
     def must_wait(self, key: str, now: float) -> bool:
-        """Return whether this plugin's first verdict must wait; if so, add it to the queue."""
+        """Return whether this plugin must wait; if so, add it to the queue."""
         if self._waiting or not self._has_one(now):
             self._waiting[key] = None
             return True

@@ -1,4 +1,4 @@
-"""Pure: tracks alerts about the fleet: mass failures, health's clock, alerts over the rate limit.
+"""Pure: tracks the alerts about the whole fleet, such as those about mass failures.
 
 Alerts about noisy nodes are among them, although each names a node: a node can be noisy without any
 tracked plugin.
@@ -70,7 +70,7 @@ class FleetAlerts:
         return is_news
 
     def held_keys(self) -> list[str]:
-        """Return the plugins whose alerts are delayed, the most urgent first, then the oldest."""
+        """Return the keys of plugins with delayed alerts: most urgent first, then oldest first."""
         return sorted(self.held, key=lambda key: self.held[key][0])
 
     def ended(self, over: mass_failure.Ended, now: float) -> None:

@@ -30,7 +30,7 @@ there is already a mass failure with that cause, it grows.
 (3) See `suspension.Budget`.
 (4) If the pods on more than 5 nodes of the mass failure are gone, they have that in common.
 (5) Hardly any of its members are suspected any more; or they have had the time to recover, and no
-others have joined for 10 s.
+plugins have joined for 10 s; or it has lasted for ten times the time to recover.
 """
 
 from collections import Counter
@@ -54,7 +54,7 @@ Group = tuple[str, steps.Manner]
 
 
 def lasts_s(settings: config.Detection) -> float:
-    """Return how long a mass failure lasts if no others join: the time needed to recover."""
+    """Return how long a mass failure lasts if no plugins join later: the time needed to recover."""
     return settings.reconnect_s + settings.suspicion_beats * settings.interval_s
 
 

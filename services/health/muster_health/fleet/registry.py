@@ -23,7 +23,7 @@ _SELDOM_BURST: Final = 3
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """One node: its plugins, the plugins that they watch, and the resources that it offers."""
+    """One node: its plugins, the watched plugins, the resources that it offers, and its limits."""
 
     plugins: tuple[tracked_plugin.TrackedPlugin, ...] = ()
     watched: tuple[watched_plugin.WatchedPlugin, ...] = ()
@@ -169,7 +169,7 @@ class Registry:
         return [each for each in watched if each.agent == agent.plugin]
 
     def mark_nodes_complete(self) -> list[tracked_plugin.TrackedPlugin]:
-        """Record that all nodes are known; return unexpected plugins on nodes that do not exist."""
+        """Record that all nodes are known; return plugins on missing nodes, unless expected."""
         self._has_all_nodes = True
         for name in [name for name in self._held if self._refusal(name, is_expected=False)]:
             del self._held[name]

@@ -1,12 +1,12 @@
 """Pure: decides when to restart plugin pods: off by default, limited, not during a mass failure.
 
-A pod is restarted only for a verdict that a restart may repair, once per verdict, after its alert
-has been published: STUCK, MISMATCH, and DEREGISTERED if the plugin has not registered again by
-itself within a minute. The pod of a watched plugin is restarted only if a separate setting allows
-that, and only after PLUGIN_DOWN, STUCK or DEREGISTERED has lasted for a minute. On each node the
-wait grows after each restart, and the fleet has a limit per hour. A restart over a limit is
-published as refused, and is not executed later. Each restart is saved before it is executed, so
-that a restart of health does not repeat it.
+A pod is restarted only for a verdict that a restart may repair (STUCK, MISMATCH, or DEREGISTERED if
+the plugin has not registered again by itself within a minute), once per verdict, after the alert
+has been published. The pod of a watched plugin is restarted only if a separate setting allows that,
+and only after PLUGIN_DOWN, STUCK or DEREGISTERED has lasted for a minute. On each node the wait
+grows after each restart, and the fleet has a limit per hour. A restart over a limit is published as
+refused, and is not executed later. Each restart is saved before it is executed, so that a restart
+of health does not repeat it.
 """
 
 from collections.abc import Sequence
@@ -70,7 +70,8 @@ class RestartBudget:
         if since_s >= wait_s:
             return ""
         return (
-            f"restarted {since_s:.0f} s ago; the next restart is allowed {wait_s:.0f} s after that"
+            f"a plugin on this node was restarted {since_s:.0f} s ago; "
+            f"the next restart is allowed {wait_s:.0f} s after that"
         )
 
     def _of(self, node: str) -> list[float]:

@@ -96,7 +96,7 @@ class FleetClocks:
     def compare(
         self, changed: tracked_plugin.TrackedPlugin
     ) -> list[tracked_plugin.TrackedPlugin] | None:
-        """Record a clock's skew; return all skewed plugins if `is_our_clock_skewed` changes."""
+        """Record a clock's skew; if `is_our_clock_skewed` changes, return all skewed plugins."""
         self.forget(changed)
         if changed.clock.is_skewed:
             self._skewed_keys.add(changed.key)
@@ -119,7 +119,7 @@ class FleetClocks:
         return f"{skewed}; for the median plugin, {middle}"
 
     def forget(self, plugin: tracked_plugin.TrackedPlugin) -> None:
-        """Drop a plugin that is removed."""
+        """Stop counting the clock of a plugin."""
         if plugin.key not in self._skewed_keys:
             return
         self._skewed_keys.discard(plugin.key)

@@ -57,7 +57,7 @@ class NodePages:
     def page(
         self, version: int, nodes: Collection[str], *, after: str, most: int
     ) -> tuple[list[str], str]:
-        """Return up to `most` nodes after `after`, and the last of them if more nodes follow."""
+        """Return up to `most` nodes after `after`, and the last of these ('' if none follow)."""
         if version != self._version:
             self._version, self._names = version, sorted(nodes)
         first = bisect.bisect_right(self._names, after)

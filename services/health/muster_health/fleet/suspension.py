@@ -91,7 +91,7 @@ class Budget:
 
 
 class Suspensions:
-    """All mass failures, and the suspended plugins; some of them wait to be resumed."""
+    """The active mass failures, and the plugins that are suspended or wait to be resumed."""
 
     def __init__(
         self,
@@ -111,7 +111,7 @@ class Suspensions:
         self._has_cluster = has_cluster
         self._asking_s = settings.restart_s
         self._held: set[str] = set()
-        """The suspended plugins, without those that wait to be resumed."""
+        """The suspended plugins, except those that wait to be resumed."""
         self._to_ask: dict[str, float] = {}
         """The earliest time to query Kubernetes about each suspended plugin."""
         self._gone: dict[str, float] = {}
@@ -198,7 +198,7 @@ class Suspensions:
         self.counts.shift(seconds)
 
     def clear(self, now: float) -> None:
-        """Discard all suspicions."""
+        """Discard all suspicions, mass failures and suspensions."""
         self.counts.clear()
         self._budget.end_all(now)
         self._held.clear()

@@ -155,7 +155,7 @@ def template_generation(daemonset: objects.DaemonSet) -> str:
 
 
 def pods_requesting(pod_list: bytes, resources: Collection[str]) -> tuple[str, ...]:
-    """Return the running or pending pods that request any of `resources`.
+    """Return the pods that have not ended and request any of `resources`.
 
     The pods are sorted, in the form `namespace/name`.
 

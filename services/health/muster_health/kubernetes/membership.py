@@ -57,7 +57,7 @@ class OwnedMetadata(objects.Metadata, frozen=True):
 
 
 class OwnedPod(objects.Pod, frozen=True):
-    """A pod of a DaemonSet."""
+    """A pod whose metadata contains its owners."""
 
     metadata: OwnedMetadata = OwnedMetadata()
 
@@ -169,7 +169,7 @@ class Membership:
 
     @property
     def label_keys(self) -> frozenset[str]:
-        """Return the node labels to store."""
+        """Return the keys of the node labels to store."""
         keys = set(self._cause_labels)
         for plugin in self._plugins.values():
             keys.update(plugin.settings.nodes)
@@ -316,7 +316,7 @@ class Membership:
         return True
 
     def _evaluate(self, plugin: _Plugin, node: Node, now: float, *, is_first: bool) -> None:
-        """Record when a node began to need a plugin: now or, if `is_first`, when both existed."""
+        """Record whether a node needs a plugin, from now or, if `is_first`, since both exist."""
         plugin.changed.add(node.name)
         if not _is_expected(plugin, node):
             plugin.expected_since.pop(node.name, None)

@@ -1,7 +1,6 @@
 """Pure: derives observations about plugins from the objects in the Kubernetes API.
 
-Only a state that certainly makes pods fail becomes a finding; one that may have another cause does
-not.
+Only a state that certainly makes pods fail becomes a finding.
 """
 
 from collections.abc import Iterable
@@ -23,7 +22,7 @@ _FINDINGS: Final = {
     Kind.POOL: WatchedFinding.FEWER_DEVICES,
     Kind.OFFERED_TWICE: WatchedFinding.TWO_SERVERS,
 }
-"""The findings about a plugin or driver itself; all others are about pods, or uncertain."""
+"""The findings to publish, by kind; the omitted kinds are about pods, or uncertain."""
 _PREPARE: Final = {
     driver_findings.Cause.UNREGISTERED: WatchedFinding.NOT_REGISTERED,
     driver_findings.Cause.SLOW: WatchedFinding.NO_ANSWER,
@@ -89,7 +88,7 @@ def _findings(facts: Facts) -> tuple[PluginFinding, ...]:
 
 
 def _is_fine(facts: Facts, node: str, name: str) -> bool:
-    """Return whether a resource or driver without a finding works, or is gone with its node."""
+    """Return whether a resource or driver without a finding works, or is gone; False if unsure."""
     if node not in facts.nodes:
         return True
     offer = facts.nodes[node].offers.get(name)
@@ -139,7 +138,7 @@ def _watched(each: PluginFinding, node: NodeFacts) -> Iterable[vocabulary.Watche
 
 
 def _served(facts: Facts) -> Iterable[Place]:
-    """Yield every resource and driver that a known plugin serves on a node."""
+    """Yield the resources and drivers that known plugins serve, at most `WATCHED_MAX` per node."""
     drivers: dict[str, set[str]] = {}
     for entry in facts.view.slices or ():
         drivers.setdefault(entry.spec.node_name, set()).add(entry.spec.driver)

@@ -1,8 +1,8 @@
 """Adapter: reads from the Kubernetes API whether plugins work, while this replica leads.
 
 A round reads nodes, pods, events and the objects of Dynamic Resource Allocation, page by page.
-Kinds of objects that may not be read or are not served are left out; after any other failure the
-round is discarded.
+Kinds that may not be read or are not served are left out, except nodes and pods; after any other
+failure the round is discarded.
 """
 
 import asyncio
@@ -115,9 +115,10 @@ class PluginReader:
         *,
         query: Mapping[str, str] | None = None,
     ) -> list[Shape] | None:
-        """Return the results of `keep` for the objects at `path`, without None. Raises _Unread.
+        """Return what `keep` returns for the objects at `path`, except None. Raises _Unread.
 
-        None if we may not list them, or if the API does not serve them.
+        Unreadable objects are skipped. Return None if we may not list the objects, or if the API
+        does not serve them.
         """
         decoder = msgspec.json.Decoder(shape)
         kept: list[Shape] = []
@@ -130,7 +131,7 @@ class PluginReader:
                             if (entry := keep(decoder.decode(item))) is not None:
                                 kept.append(entry)
                     if len(kept) > _OBJECTS_MAX:
-                        raise _Unread(f"{path}: more than {_OBJECTS_MAX}")
+                        raise _Unread(f"{path}: more than {_OBJECTS_MAX} objects")
         except api.Refused as error:
             if error.answer.is_forbidden:
                 self.problems[path] = error.answer.problem

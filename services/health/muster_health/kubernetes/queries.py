@@ -2,8 +2,8 @@
 
 A query GETs a node, its lease and the plugin's pods on it concurrently, within a time limit; the
 answer contains the parts that arrived in time, and names the missing ones. Another kind of query
-lists all pods on the node, to find those that a failure affects. These lists have their own queue,
-so they never delay a verdict.
+lists all pods on the node, to find those that a failure affects. Such lists have their own queue,
+so they do not delay other queries.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ _LIST_BYTES_MAX: Final = 16 * 1024 * 1024
 _LISTS_MAX: Final = 4
 """How many lists of a node's pods run concurrently; each may need `_LIST_BYTES_MAX` of memory."""
 _QUEUE_S: Final = 15.0
-"""How long a list waits for its turn; the detector repeats the query after 20 s."""
+"""How long a list may wait for its turn; the detector repeats the query after 20 s."""
 _Listing = asyncio.Task[api.Answer]
 _LISTED: Final = ""
 """The location of a watched plugin's pods, which are found by listing all pods of the node."""
@@ -73,9 +73,9 @@ class _LeaseHistory:
 class ClusterQueries:
     """Runs up to `concurrent_max` queries concurrently; `put` receives the results.
 
-    `locate_pods` returns where to find a plugin's pods on a node, or why that is unknown. The
-    reason is empty if the settings name no DaemonSet; no pods are then queried. `more` are plugins
-    that muster does not run, in addition to the well-known ones.
+    `locate_pods` returns where to find a plugin's pods on a node, or why that is unknown: no pods
+    are then queried. The reason is empty if the settings name no DaemonSet. `more` are plugins that
+    muster does not run, in addition to the well-known ones.
     """
 
     def __init__(
@@ -204,7 +204,7 @@ class ClusterQueries:
     async def _get_pods(
         self, location: PodLocation | str, node: str, *, timeout_s: float
     ) -> Sequence[api.Answer]:
-        """Get the pods by name; list the node's pods if no name is known or one of them is gone."""
+        """Get a plugin's pods by name; list them if no name is known or one of them is gone."""
         if isinstance(location, str):
             return ()
         path = f"/api/v1/namespaces/{location.namespace}/pods"

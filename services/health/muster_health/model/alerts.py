@@ -205,8 +205,9 @@ def changed(
 ) -> vocabulary.AlertChanged:
     """Return the event for an alert that fires, changes or is resolved.
 
-    Among the alerts of the fleet, one about a noisy node has the node's name as its `resource`.
-    Alerts about watched plugins have their own runbook, with a section for each kind.
+    An alert about a noisy node belongs to the fleet and names the node in `resource`; the event
+    names it in `node`. Alerts about watched plugins have their own runbook, with a section for each
+    kind.
     """
     resource = alert.resource
     if alert.kind is AlertKind.NOISY_NODE:

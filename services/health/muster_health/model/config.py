@@ -40,7 +40,7 @@ class Detection(msgspec.Struct, frozen=True, kw_only=True):
     review_max_s: sections.Period = 120.0
     trouble_beats: Heartbeats = 2
     trouble_s: sections.Period = 3.0
-    """Time for a plugin to repair a problem itself, or `trouble_beats` intervals if shorter."""
+    """How long a plugin may repair a problem itself; `trouble_beats` intervals if shorter."""
     starting_s: sections.Period = 15.0
     """Time for a plugin's first registration; a restarted kubelet may be busy."""
     mismatch_s: sections.Period = 30.0
@@ -50,7 +50,7 @@ class Detection(msgspec.Struct, frozen=True, kw_only=True):
     """A health checker that has not succeeded for this long counts as not monitoring."""
     lag_ms: sections.Period = 1000.0
     stretch_max: Annotated[float, msgspec.Meta(gt=1, le=100)] = 1.5
-    """The mean time between heartbeats may exceed the declared interval by this factor."""
+    """The mean time between heartbeats may be up to this many times the declared interval."""
     recover_beats: Heartbeats = 3
     recover_s: sections.Period = 15.0
     hold_s: sections.Period = 30.0
@@ -118,9 +118,10 @@ class Remediation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Plugin(msgspec.Struct, frozen=True, kw_only=True):
-    """Where one plugin should run: where its DaemonSet places it, or on nodes with these labels.
+    """Where one plugin should run: on nodes with the labels `nodes`, or where its DaemonSet is.
 
-    `daemonset` is a name in `namespace`; without it, the plugin's pods are unknown.
+    `daemonset` is the name of a DaemonSet in `namespace`; if it is empty, the plugin's pods are
+    unknown.
     """
 
     plugin: vocabulary.PluginName = "device-plugin"
@@ -137,7 +138,7 @@ class Plugin(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Cluster(msgspec.Struct, frozen=True, kw_only=True):
-    """How to reach the Kubernetes API: by this kubeconfig, or else as a pod in the cluster.
+    """How to reach the Kubernetes API (by kubeconfig, or else as a pod), and what to read from it.
 
     Health never looks for a kubeconfig: on a laptop it could belong to a production cluster.
     """
@@ -159,7 +160,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         """Refuse a context without a kubeconfig, and a plugin that is listed twice."""
         if self.context is not None and self.kubeconfig is None:
-            raise ValueError("context: needs a kubeconfig")
+            raise ValueError("context: set kubeconfig, too")
         names = [plugin.plugin for plugin in self.plugins]
         if len(names) != len(set(names)):
             raise ValueError("plugins: a plugin is listed twice")
@@ -227,9 +228,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 class Context:
     """The state that all plugins of the fleet share.
 
-    `leader` is the revision under which we lead; None while another replica leads. `wall_zero` is
-    UTC in seconds at second 0 of our monotonic clock. `is_our_clock_skewed` means that our clock
-    differs from those of most nodes.
+    `leader` is the revision under which we lead; None while we do not lead. `wall_zero` is UTC in
+    seconds at second 0 of our monotonic clock. `is_our_clock_skewed` means that our clock differs
+    from those of most nodes.
     """
 
     settings: Detection

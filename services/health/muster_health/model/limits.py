@@ -34,10 +34,11 @@ class Channel(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeNoisy:
-    """A node exceeds its limits; most of the excess is not read. Sent again while this lasts.
+    """A node exceeds its limits, or its plugins are suspected often; sent again while this lasts.
 
-    `messages` and `bytes` (0 if unknown) were received within `seconds`, mostly from `senders`:
-    plugin names, or the reason why connections were closed.
+    At least `messages` messages (or suspicions) with `bytes` bytes (0 if unknown) came within
+    `seconds`. `senders` are the plugins that sent most of them, or the reason why connections were
+    closed.
     """
 
     node: str

@@ -1,6 +1,6 @@
 """Pure: defines the detector's inputs and outputs; their names in recordings never change.
 
-Some inputs are answers from the Kubernetes API about a node and a plugin; None always means
+Some inputs are answers from the Kubernetes API about a node and a plugin; None in these means
 unknown. Ages are in seconds at the moment of the answer. The adapter must not trust the node's
 clock: it measures ages by the API server's `Date`, or since it read a changed value.
 """
@@ -24,7 +24,7 @@ class Planned(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pod:
-    """A pod of the plugin; `waiting` is why a container waits, `last_exit` how one last ended."""
+    """A plugin's pod; `waiting` is why a container waits, `last_exit` how a container ended."""
 
     name: str
     uid: str
@@ -80,7 +80,7 @@ class Facts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expected:
-    """A node that should run the plugin, and has been expected to for `age_s`.
+    """A node that has been expected to run the plugin for `age_s` seconds.
 
     `causes` are possible common causes of failures, such as `zone=eu-1a` or `rack=7`. `revision` is
     the DaemonSet's revision on the node, another possible cause.
@@ -175,12 +175,12 @@ class ProbeInconclusive(_Numbered):
 
 @dataclass(frozen=True, slots=True)
 class BusLost:
-    """Our own connection to NATS is down: from now on we receive nothing."""
+    """At least one of our connections to NATS is down, so we may miss messages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BusBack:
-    """Our own connection to NATS is up, or up again; `at` is the current time."""
+    """All our connections to NATS are up; `at` is the current time."""
 
     at: datetime
 
@@ -202,7 +202,7 @@ class Connected(_OfPlugin):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Disconnected(_OfPlugin):
-    """A NATS server closed a plugin's connection and gives its `reason` ("Client Closed", ...)."""
+    """A plugin's connection ended; `reason` is from the NATS server ("Client Closed", ...)."""
 
     server: str
     client: int
@@ -219,9 +219,9 @@ class ServerEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterAnswered(_Numbered):
-    """The answer to the `AskCluster` of this number; `facts` is None if none came in time.
+    """The answer to the `AskCluster` of this number; `facts` is None if there is no usable answer.
 
-    `resources` are those in the query; if there are any, `facts` contains only the holders.
+    If the query names `resources`, `facts` contains only `holders` or a `problem`.
     """
 
     facts: Facts | None
@@ -230,7 +230,7 @@ class ClusterAnswered(_Numbered):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterObserved:
-    """An observation of a watched plugin in the Kubernetes API; NONE ends an earlier finding."""
+    """The Kubernetes API shows a finding about a watched plugin; NONE ends an earlier finding."""
 
     node: str
     watched: vocabulary.Watched
@@ -265,7 +265,7 @@ class NodesListed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leadership:
-    """We lead under this revision of the lock; None means that another replica leads.
+    """We lead under this revision of the lock; None means that we do not lead.
 
     Before a new revision, everything that the previous leader saved arrives as `Restored`.
     """
@@ -289,7 +289,7 @@ class StreamsChecked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remediated(_OfPlugin):
-    """The result of `Remediate`; `error` is empty if the pod was deleted (or could be: dry run)."""
+    """The result of `Remediate`; `error` is empty on success, even if the pod was gone."""
 
     pod: str
     error: str = ""
@@ -323,7 +323,7 @@ Input = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe(_Numbered):
-    """Probe the plugin; exactly one answer with this number must follow."""
+    """Probe the plugin; exactly one result with this number must follow."""
 
     timeout_s: float
 
@@ -345,7 +345,7 @@ class AskCluster(_Numbered):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Publish:
-    """Publish this event, always under the same id. Only the leader does this."""
+    """Publish the event under `event_id`. Only the leader does this."""
 
     event: vocabulary.VerdictChanged | vocabulary.AlertChanged | vocabulary.RemediationDecided
     event_id: str
@@ -353,7 +353,7 @@ class Publish:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Store:
-    """Save this for the next start; an empty value removes it. Only the leader does this."""
+    """Save the value under the key; an empty value deletes the key. Only the leader does this."""
 
     key: str
     value: bytes
@@ -361,7 +361,7 @@ class Store:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alarm:
-    """Notify people, without using NATS, that NATS fails or (not `firing`) works again."""
+    """Notify people, without using NATS, that NATS fails or (if not `firing`) works again."""
 
     firing: bool
     summary: str
@@ -370,9 +370,9 @@ class Alarm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remediate(_OfPlugin):
-    """Delete this pod of the plugin if it still has this uid; one `Remediated` must follow.
+    """Delete the plugin's pod if it still has this uid; one `Remediated` follows while we lead.
 
-    With `dry_run`, only check whether that would be allowed.
+    With `dry_run`, only check whether the deletion would be allowed.
     """
 
     pod: str

@@ -129,7 +129,7 @@ def key_of(node: str, plugin: str) -> str:
 
 
 def of_alerts(published: Iterable[vocabulary.AlertChanged]) -> list[Snapshot]:
-    """Return states rebuilt from `published`, oldest first, when there is no saved state.
+    """Rebuild states from published alerts (oldest first), for a start without saved state.
 
     The verdicts are unknown, but alerts that still fire must be resolved once the plugin is
     healthy.
@@ -179,8 +179,8 @@ _DECODER = msgspec.json.Decoder(Snapshot)
 def encode(stored: Snapshot) -> bytes:
     """Return the state as JSON, no larger than NATS accepts.
 
-    If there are thousands of devices with long reasons, the reasons are cut, and then the last
-    devices are left out: the next inventory lists them again.
+    If there are thousands of devices with long reasons, the reasons are cut. If that is not enough,
+    the last devices are left out: the next inventory lists them again.
     """
     value = msgspec.json.encode(stored)
     if len(value) <= _BYTES_MAX:
@@ -221,7 +221,7 @@ def decode(value: bytes) -> Snapshot:
         raise ValueError(f"{stored.plugin} is not the plugin of {watched.name}")
     for alert in (*stored.firing, *stored.unpublished_alerts):
         if not alert.evidence:
-            raise ValueError("an alert without evidence")
+            raise ValueError("an alert has no evidence")
         alerts.changed(alert, node=stored.node, plugin=stored.plugin, runbook_url="", leader=0)
     for time in (stored.since, stored.remedied, *stored.remedies):
         if time is not None:

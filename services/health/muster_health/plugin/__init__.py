@@ -31,13 +31,13 @@ a verdict: the plugin is first checked, with a probe and a query to Kubernetes.
 | any         | our own connection to NATS was lost       | as before   | all waits restart  |
 | any         | our own process was suspended             | as before   | all waits grow     |
 
-(1) Also UNKNOWN and RECOVERING. (2) Not SUSPECT, LOST and MAINTENANCE: they wait for an answer, a
-heartbeat and the plugin's return. (3) The plugin declares its interval; our clock measures it,
-without the time in which we could receive nothing. (4) MAINTENANCE, if the results show that the
-silence was planned. (5) For some problems Kubernetes is then asked once more what the node offers,
-and the answer decides. (6) For a limited time: `fleet.mass_failure` has the table. If many share a
-problem, no verdict about it is reached either; their states do not change. (7) See the next table.
-(8) NATS did not answer health itself in time, so the plugin's silence proves nothing.
+(1) Also UNKNOWN and RECOVERING. (2) Not SUSPECT, LOST or MAINTENANCE, which wait for answers, a
+heartbeat or the plugin's return. (3) The plugin declares its interval; our clock measures it,
+except while we can receive nothing. (4) MAINTENANCE, if the results show that the silence was
+planned. (5) For some problems Kubernetes is then asked once more what the node offers, and the
+answer decides. (6) For a limited time: `fleet.mass_failure` has the table. If many share a problem,
+no verdict about it is reached either; their states do not change. (7) See the next table. (8) NATS
+did not answer health itself in time, so the plugin's silence proves nothing.
 
 Besides its verdict, a plugin can be marked as flapping:
 

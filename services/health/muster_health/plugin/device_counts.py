@@ -63,13 +63,13 @@ class DeviceCounts:
     def restore(
         self, had: Iterable[tuple[str, int]], configuration: str, published: Mapping[str, str]
     ) -> None:
-        """Restore the counts that a previous process saved; `published` are reported shortages."""
+        """Restore the saved counts; `published` are the shortages that are already reported."""
         self.had, self.configuration = _shared(tuple(had)), _same(configuration)
         self._since, self.short = dict.fromkeys(published, _LONG_AGO), dict(published)
         self._is_calm = False
 
     def lacks(self, resource: str) -> bool:
-        """Return whether devices are missing now, even if only briefly."""
+        """Return whether devices of a resource are missing now, even if only briefly."""
         return self.has.get(resource, 0) < self.had.get(resource, 0)
 
     def removed(self, resource: str, count: int, now: float) -> None:
@@ -103,7 +103,7 @@ class DeviceCounts:
         return before != self.short
 
     def _is_as_before(self, heartbeat: vocabulary.Heartbeat) -> bool:
-        """Return whether a heartbeat has the same counts as the last one, as nearly all have."""
+        """Return whether a heartbeat leaves all counts unchanged, as nearly all do."""
         if heartbeat.config_hash != self.configuration or len(heartbeat.resources) != len(self.has):
             return False
         for each in heartbeat.resources:

@@ -83,7 +83,7 @@ class Observations:
 
     @property
     def quiet_s(self) -> float:
-        """Return how long ago the last heartbeat arrived or the last connection closed."""
+        """Return the seconds since the last heartbeat or closed connection, whichever is later."""
         closed = self.connections.closed
         return self.silent_s if closed is None else min(self.silent_s, self.now - closed.at)
 
@@ -216,7 +216,7 @@ def _of_plugin(observed: Observations, settings: config.Detection) -> tuple[Verd
 
 
 def _offers_all(observed: Observations) -> bool:
-    """Return whether the node offers all devices that the plugin last had; True if unknown."""
+    """Return whether the node offers all devices that were last Healthy; True if unknown."""
     offers = observed.cluster.offers if observed.cluster is not None else None
     if offers is None:
         return True

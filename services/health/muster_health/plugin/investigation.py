@@ -136,7 +136,7 @@ class Suspicion:
         return now >= self._give_up_at
 
     def probe_again(self, now: float) -> bool:
-        """Schedule another probe soon; return False after too many, or if it is too late."""
+        """Schedule another probe soon; return False if that was done too often, or is too late."""
         if self._probes_in_vain >= _IN_VAIN_MAX or self.is_hopeless(now):
             return False
         self._probes_in_vain += 1
@@ -150,7 +150,7 @@ class Suspicion:
         return self._asked_again >= _ASK_AGAIN_MAX
 
     def ask_again(self, now: float) -> None:
-        """Schedule another query to Kubernetes, to check whether the node has renewed its lease.
+        """Schedule another query to Kubernetes, because the answers so far allow no diagnosis.
 
         The plugin is probed again as well: it may be back long before its next heartbeat is due.
         The diagnosis does not wait for that probe; until it is answered, the last result counts.
@@ -305,6 +305,6 @@ class Investigation:
         self.review_due, self._review_s = None, self.settings.review_s
 
     def shift(self, seconds: float) -> None:
-        """Postpone the review by the time for which our own process was suspended."""
+        """Postpone the review by the time during which we could receive nothing."""
         if self.review_due is not None:
             self.review_due += seconds

@@ -104,7 +104,7 @@ class HeartbeatOrder:
         return Freshness.FRESH if self.is_fresh else Freshness.DOUBTFUL
 
     def two_instances(self, now: float) -> str:
-        """Return the evidence that two instances alternate; empty if only one is running."""
+        """Return the evidence that two instances alternate; empty if they do not."""
         is_over = now - self._retired_at > _ALTERNATION_INTERVALS * self.interval_s
         if self.alternations < _ALTERNATIONS_MIN or is_over:
             return ""
@@ -190,7 +190,7 @@ class Connections:
         self.server, self.closed = server, None
 
     def ended(self, server: str, client: int, reason: str, now: float) -> bool:
-        """Record that a connection ended; return whether it was the last one known."""
+        """Record that a connection ended; return whether no other one is known to be open."""
         self._open = tuple(each for each in self._open if each != (server, client))
         if self._open:
             return False
@@ -212,6 +212,7 @@ class ClockOffset:
     """The offset of a node's clock from ours; 3 heartbeats in a row change `is_skewed`."""
 
     seconds: float = 0.0
+    """How far the node's clock is behind ours; negative if it is ahead."""
     is_skewed: bool = False
     since: float = 0.0
     _heartbeats: int = 0
@@ -280,7 +281,7 @@ class Liveness:
         return freshness
 
     def is_next_event(self, event: vocabulary.Event, instance: str, sequence: int) -> bool:
-        """Record an event's place in order; return False if a newer event has already arrived.
+        """Record an event's place in order; return False if it is a repetition or outdated.
 
         After we restart, the server delivers events again that we had not acknowledged, possibly
         after later ones. Inventories come from a separate stream, so they are not recorded: an
@@ -337,7 +338,7 @@ class Liveness:
 
     @property
     def due(self) -> float | None:
-        """Return when silence becomes suspicious; None if the plugin is unknown and unexpected."""
+        """Return when silence is suspicious; None if the plugin is unknown and not expected."""
         due = self.silent_since + self.timeout_s + self._window_s
         if self.last_heard_at is not None or self.is_known:
             return due

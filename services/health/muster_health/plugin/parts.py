@@ -84,7 +84,7 @@ def _age(at: float | None, now: float) -> float | None:
 
 
 def wait_s(state: State) -> float:
-    """Return how long to keep a plugin that is not expected."""
+    """Return for how many seconds to keep a plugin that is not expected."""
     return _DAY_S if state is State.MAINTENANCE else 7 * _DAY_S
 
 
@@ -146,7 +146,7 @@ class PluginState:
         self.refused = refused_configuration.RefusedConfiguration(settings.configuration_s)
         self.removal = Removal()
         self.causes: tuple[str, ...] = ()
-        """Possible common causes: the plugin's zone, its revision."""
+        """Possible common causes of failures, such as the plugin's zone or revision."""
         self.problems: tuple[str, ...] = ()
         """Problems that raise no alert, such as those with the configuration."""
         self.pods: tuple[signals.Pod, ...] = ()
@@ -161,9 +161,9 @@ class PluginState:
         self.has_counts_to_store = False
         """Whether expected device counts have changed; saving them may wait."""
         self.looks: pacing.TokenBucket | None = None
-        """The limit on how often events cause an evaluation of alerts; None before the first."""
+        """The limit on evaluations of alerts caused by events; None before the first evaluation."""
         self.saves: pacing.TokenBucket | None = None
-        """The limit on saving while there is nothing to publish; None before the first."""
+        """The limit on saving while there is nothing to publish; None before the first saving."""
 
     @property
     def clock(self) -> liveness.ClockOffset:
@@ -226,7 +226,7 @@ class PluginState:
         self.publication.look_due = due if planned is None else min(due, planned)
 
     def _may_save(self, now: float) -> bool:
-        """Return whether to save now although nothing is published; if not, plan it for later.
+        """Return whether to save now although nothing is published; if not, plan to save later.
 
         Without this limit, a plugin that constantly reports changes would have its whole state
         stored each time. If health crashes meanwhile, the next inventory restores what is lost.
@@ -321,7 +321,7 @@ class PluginState:
         return None if recovery.due is None else self._times(recovery.since, recovery.due)
 
     def _alert(self, alert: alerts.Alert) -> Any:
-        """Return a firing alert as an event; with its `recovery`, if its problem is gone."""
+        """Return a firing alert as an event; add `recovery` if its problem has ended."""
         event = self.publication.event_of(alert, 0)
         times = self.publication.lifecycle.recovery(alert.key)
         recovery = self._times(*times) if times else None

@@ -110,7 +110,8 @@ def deregistered(event: vocabulary.PluginDeregistered, grace_s: float) -> Proble
 def with_lease(problem: Problem, answer: signals.Facts | None, lease_stale_s: float) -> Problem:
     """Return the problem that the kubelet is unreachable, with the evidence of its lease.
 
-    A stale lease shows that the kubelet is down. The problem is unchanged if the age is unknown.
+    A stale lease shows that the kubelet is down. The problem is unchanged if the lease's age is
+    unknown.
     """
     if answer is None or answer.lease_age_s is None:
         return problem

@@ -80,7 +80,7 @@ class SelfReported:
         self.record_problem(problems.deregistered(event, grace_s), now)
 
     def offers_changed(self, interval_s: float, now: float) -> None:
-        """Compare the node's offer with the plugin's devices, unless these have just changed."""
+        """Record a problem if the node's offer differs from devices that did not just change."""
         if self.offers is None or now - self.unchanged_since < self.settings.mismatch_s:
             return
         grace_s = problems.repair_s(self.settings, interval_s)
@@ -126,7 +126,7 @@ class SelfReported:
         return number == self._recheck_number
 
     def rechecked(self, answer: signals.Facts | None, *, is_alive: bool) -> problems.Problem | None:
-        """Record the answer from Kubernetes; return a confirmed problem, and drop a refuted one.
+        """Record an answer from Kubernetes; return a confirmed problem or None; drop a refuted one.
 
         An unreachable kubelet needs no confirmation: the answer shows whether it is down.
         """
@@ -160,7 +160,7 @@ class SelfReported:
             self.due += seconds
 
     def clear(self) -> None:
-        """Record that there is no problem."""
+        """Record that there is no problem, and that problems may lead to a verdict again."""
         self.problem, self.due, self.suspended = None, None, False
 
     def _record_devices(self, heartbeat: vocabulary.Heartbeat, now: float) -> None:

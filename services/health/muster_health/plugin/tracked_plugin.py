@@ -15,9 +15,9 @@ table of states is in the package's docstring.
 | `publication` | published and pending alerts and verdicts (`publication`)                        |
 
 `receive` accepts a `steps.Event` and returns `steps.Effect`s: queries, notes, decisions. An empty
-list means that only the next deadline is later, as after nearly every heartbeat. The detector calls
-`publish` separately, because publishing depends on whether this replica leads, and on the fleet's
-rate limit for alerts.
+list means that at most the next deadline moved back, as after nearly every heartbeat. The detector
+calls `publish` separately, because publishing depends on whether this replica leads, and on the
+fleet's rate limit for alerts.
 """
 
 from collections.abc import Iterable
@@ -190,7 +190,7 @@ class TrackedPlugin(parts.PluginState):
     ) -> tuple[list[signals.Output], list[alerts.Alert]]:
         """Return the outputs for all changes, in order, and the alerts that must wait.
 
-        While another replica leads, nothing is published: a new leader checks every plugin.
+        While we do not lead, nothing is published: a new leader checks every plugin.
         """
         leader = self.context.leader
         if leader is None:

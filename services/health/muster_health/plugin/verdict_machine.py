@@ -135,7 +135,7 @@ class VerdictMachine(verdict_state.VerdictState):
     def stopping(
         self, event: vocabulary.PluginStopping, instance: str, now: float
     ) -> list[steps.Step]:
-        """Handle a planned stop; ignore it if two instances alternate: the other keeps running."""
+        """Handle a planned stop; ignore it while two instances run: one of them stays."""
         alternates = bool(self.alive.order.two_instances(now))
         stays = self.planned.instance in {"", instance} and alternates
         self.planned.instance = instance

@@ -116,7 +116,7 @@ class StandingVerdict:
         )
 
     def shift(self, seconds: float) -> None:
-        """Shift `failed_at` by the time in which we could receive nothing."""
+        """Shift `failed_at` by the time during which we could receive nothing."""
         self.failed_at += seconds
 
     def _often(self, now: float) -> vocabulary.Evidence:
@@ -125,7 +125,7 @@ class StandingVerdict:
 
 @dataclass(slots=True, eq=False)
 class Recovery:
-    """Counts good heartbeats after a plugin's return; at `due`, it has recovered in any case."""
+    """Counts good heartbeats after a plugin's return; at `due`, the plugin counts as recovered."""
 
     settings: config.Detection
     good_heartbeats: int = 0
@@ -147,7 +147,7 @@ class Recovery:
         return self.good_heartbeats >= self.settings.recover_beats and now >= self._held_until
 
     def shift(self, seconds: float) -> None:
-        """Shift the times by the time in which we could receive nothing."""
+        """Postpone the recovery by the time during which we could receive nothing."""
         if self.due is not None:
             self.due += seconds
             self.since += seconds

@@ -1,8 +1,8 @@
 """Pure: tracks a plugin that muster watches but does not run: its state machine and shown state.
 
-It has the parts of a tracked plugin, but receives nothing from the plugin itself: an agent on the
-node observes the plugin (`steps.Observed`), and Kubernetes answers queries. While the agent is
-silent, the verdict stays as it is; the agent's own alert reports the silence.
+`WatchedPlugin` has the parts of a tracked plugin, but receives nothing from the plugin itself: an
+agent on the node observes the plugin (`steps.Observed`), and Kubernetes answers queries. While the
+agent is silent, the verdict stays as it is; the agent's own alert reports the silence.
 """
 
 from collections.abc import Iterable
@@ -142,8 +142,9 @@ class WatchedPlugin(tracked_plugin.TrackedPlugin):
     def needs_restart(self, now: float) -> bool:
         """Return whether the published verdict is certain and needs a decision about a restart.
 
-        A hanging process has been probed at least three more times by then. An observation in the
-        Kubernetes API alone is not certain enough: it includes events, which can be forged.
+        By the time it is certain, the agent has probed a hanging process at least three more times.
+        An observation in the Kubernetes API alone is not certain enough: it includes events, which
+        can be forged.
         """
         standing = self.standing()
         is_observed = self.machine.watched is not None and self.machine.source == "agent"

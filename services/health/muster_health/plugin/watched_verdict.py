@@ -174,7 +174,10 @@ class WatchedMachine(verdict_machine.VerdictMachine):
         offers: Mapping[str, signals.Offer] | None,
         grace_s: float,
     ) -> problems.Problem | None:
-        """Return the problem with the node's offer, or else the problem of the finding, or None."""
+        """Return the problem with the watched plugin, or None.
+
+        If the node's offer contradicts the finding, that contradiction is the problem.
+        """
         mismatch_s = self.context.settings.mismatch_s
         if self._is_contradicted(watched, offers):
             return watched_findings.offered_otherwise(watched, offers, mismatch_s)
@@ -231,7 +234,7 @@ class WatchedMachine(verdict_machine.VerdictMachine):
     def _compared(
         self, problem: problems.Problem, answer: signals.Facts | None, now: float
     ) -> list[steps.Step]:
-        """Compare a problem with the node's offer, which is read again because a watch may lag."""
+        """Evaluate a problem again with the node's offer in the answer, because a watch may lag."""
         if answer is None or answer.offers is None:
             self._ask_not_before = self.reported.due = now + _ASK_PACE_S
             return []

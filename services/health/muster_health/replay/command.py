@@ -32,11 +32,11 @@ def replay(
 
     Two policies are replayed: the recorded one, which health used at the time, and that of
     --policy. The output shows alerts that only one of them raises, and alerts that come later or
-    sooner; equal alerts are only counted. If a replay of the recorded policy does not raise the
-    alerts that were published, these differences come first. Another policy may send probes and
-    queries that were not recorded: the last line counts how they were answered.
+    sooner; equal alerts are only counted. If a replay of the recorded policy raises other alerts
+    than were published, these differences come first. Another policy may send probes and queries
+    that were not recorded: the last line counts how they were answered.
 
-    The exit code is 0, or 2 if a file cannot be used.
+    The exit code is 0, or 2 if a file or an argument cannot be used.
 
     Parameters
     ----------
@@ -127,7 +127,7 @@ def _text(report: Mapping[str, Any]) -> Iterator[str]:
     )
     if not report["faithful"]:
         yield (
-            "a replay of the recorded policy does not raise the published alerts: do not rely on "
+            "a replay of the recorded policy differs from the published alerts; do not rely on "
             "results about these alerts"
         )
         for alert in report["published_not_replayed"]:

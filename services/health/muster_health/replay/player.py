@@ -102,7 +102,7 @@ def play(recorded: recording.Recording, policy: config.Settings | None = None) -
     try:
         return _Player(recorded, policy).run()
     except (ValueError, ArithmeticError) as error:
-        raise recording.UnreadableRecording(f"it cannot be replayed: {error}") from error
+        raise recording.UnreadableRecording(f"the recording cannot be replayed: {error}") from error
 
 
 def compare(

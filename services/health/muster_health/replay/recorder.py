@@ -1,4 +1,4 @@
-"""Adapter: records a detector's inputs and alerts in two files of limited size, and reads them.
+"""Adapter: records a detector's inputs, queries and alerts in two limited files, and reads them.
 
 When the newer file is full, it becomes the older one, `FILE.1`. If a file cannot be written, that
 is logged once and recording ends, while the detector continues.
