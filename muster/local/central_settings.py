@@ -1,6 +1,6 @@
 """Pure: the settings of the central services for `muster up` and Docker Compose.
 
-A fault is reported within seconds; the defaults, for a cluster, are slower.
+With them, a fault is reported within seconds; the defaults, for a cluster, are slower.
 """
 
 from collections.abc import Mapping
@@ -56,6 +56,6 @@ def notifier(
 
 
 def console(*, nats: str, health: str, is_local: bool = False) -> Settings:
-    """Return the settings of the console; if `is_local`, the user of this machine may act in it."""
+    """Return the settings of the console; if `is_local`, this machine's users may change things."""
     settings: dict[str, object] = {"bus": {"url": nats}, "health": [health]}
     return {**settings, "writing": {"local": True}} if is_local else settings

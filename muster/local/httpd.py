@@ -60,7 +60,7 @@ def address(text: str) -> Address:
 
 @contextlib.asynccontextmanager
 async def listening(application: web.Application, at: Address) -> AsyncIterator[str]:
-    """Serve `application` while the block runs; yields the URL.
+    """Serve `application` while the block runs; yield its URL. Raises UsageError.
 
     A request is cancelled when its client disconnects, so that no watch outlives its client.
     """

@@ -161,7 +161,9 @@ class NatsServer:
                     await asyncio.sleep(0.01)
         except TimeoutError:
             await self.stop()
-            raise NatsUnavailable(f"nats-server not ready after {_START_TIMEOUT_S:g} s") from None
+            raise NatsUnavailable(
+                f"nats-server was not ready after {_START_TIMEOUT_S:g} s"
+            ) from None
 
     async def wait(self) -> int:
         """Return the exit code once the server has ended."""

@@ -29,7 +29,7 @@ _PR_SET_PDEATHSIG: Final = 1
 
 
 class ProgramFailed(Exception):
-    """A program ended or was not ready in time; the text contains its last line of output."""
+    """A program could not be started, or ended immediately; the text gives the reason."""
 
 
 def die_with_parent() -> Callable[[], None] | None:
@@ -60,7 +60,7 @@ def send(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A Python program to run: its name, module and arguments."""
+    """A Python program to run: its name, module, arguments and additional environment."""
 
     name: str
     module: str
@@ -68,7 +68,7 @@ class Program:
     environment: Mapping[str, str] = field(default_factory=dict)
 
     def at(self, http: str) -> "Program":
-        """Return the program with its HTTP address set to `http://host:port`."""
+        """Return the program with its address set to `http://host:port`; of a service, the port."""
         address = http.removeprefix("http://")
         if self.module.startswith("muster.local."):
             return replace(self, arguments=(*self.arguments, "--http", address))
@@ -103,7 +103,7 @@ class Process:
 
     @property
     def last_line(self) -> str:
-        """The last line that the program printed."""
+        """The last line that the program printed, or a text for people if there is none."""
         return self._last_lines[-1] if self._last_lines else "it printed nothing"
 
     @property
@@ -152,9 +152,9 @@ class Process:
             raise ProgramFailed(f"{self.program.name} ended immediately: {self.last_line}")
         ended.cancel()
         if not self._listening.is_set():
-            waited = f"{self.program.name} not up after {_UP_TIMEOUT_S:g} s"
+            waited = f"{self.program.name} was not ready after {_UP_TIMEOUT_S:g} s"
             last = f"The program's last line: {self.last_line}"
-            raise ProgramFailed(f"{waited}: is the machine busy? {last}")
+            raise ProgramFailed(f"{waited}; is the machine busy? {last}")
 
     async def wait(self) -> int:
         """Return the exit code once the process has ended, and its last output has been read."""

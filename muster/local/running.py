@@ -67,7 +67,7 @@ class Running(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def claim() -> tuple[Path, int]:
-    """Create the directory of a stack, and lock it; return it and the lock's file descriptor.
+    """Create and lock the directory of a stack; return its path and the lock's file descriptor.
 
     The lock is released when the descriptor is closed.
     """

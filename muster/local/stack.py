@@ -122,8 +122,8 @@ class Stack:
     at `nats_url` is used instead of a new server. All other programs listen on free ports. With
     `port`, each program including NATS listens on the port that `port_of` names. With `restart`, a
     program that ends by itself is started again. With `has_console`, the console runs, too; its
-    address is shown first. `receivers` is a directory with further receivers of the notifier, which
-    is kept; by default, an empty one in the directory of the stack.
+    address is shown first. `receivers` is a directory with further receivers of the notifier; it
+    is not removed. The default is an empty directory below that of the stack.
     """
 
     def __init__(
@@ -160,7 +160,7 @@ class Stack:
         )
 
     async def __aenter__(self) -> Self:
-        """Start all programs, or stop them all. Raises ProgramFailed and NatsUnavailable."""
+        """Start all programs; if one fails, stop all. Raises ProgramFailed and NatsUnavailable."""
         self.directory, lock = running.claim()
         self._lock.callback(os.close, lock)
         self.receivers.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -237,7 +237,7 @@ class Stack:
             self._show(line)
 
     def _programs(self) -> list[str]:
-        """Return the names of the programs that have an address."""
+        """Return the names of the programs that need a port."""
         of_nodes = [f"{kind}-{node.name}" for node in self.nodes for kind in ("kubelet", "plugin")]
         absent = {_NATS} if self.nats_url else set()
         absent |= set() if self._has_console else {"console"}
@@ -257,7 +257,7 @@ class Stack:
                     raise processes.ProgramFailed(f"{problem}; choose another --port") from None
 
     async def _start_nats(self) -> nats.NatsServer:
-        """Start NATS on its usual port, or on a free one if that is taken."""
+        """Start NATS: on its fixed port, or else on `nats_port`, or else on a free port."""
         directory, die = self.directory / "nats", processes.die_with_parent()
         if self._port is not None:
             port = port_of(_NATS, self._port, self.nodes)
@@ -373,7 +373,10 @@ class Stack:
             self._supervisor.add(program.name, process, restart=self._restart)
 
     async def _end(self) -> None:
-        """Stop the plugins first, so that they can announce their stop, and NATS last."""
+        """End all programs and remove the directory.
+
+        Plugins end first, so that they can announce their stop, and NATS last.
+        """
         await self._supervisor.end()
         order = ("plugin-", "notifier", "health", "labeler", "kubelet-", "")
         left = dict(self.processes)

@@ -79,7 +79,7 @@ class Supervisor:
         await asyncio.gather(*self._restarters, return_exceptions=True)
 
     async def _keep_running(self, name: str, program: _Supervised, read: _Version) -> None:
-        """Start the program whenever it has ended; `read` is the version of settings it uses."""
+        """Start the program whenever it has ended; `read` is the version of its settings file."""
         clock = asyncio.get_running_loop().time
         shortest_s, longest_s = _RESTART_S
         delay_s, began_at = shortest_s, clock()

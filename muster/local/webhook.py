@@ -56,7 +56,7 @@ class Behaviour(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     def __post_init__(self) -> None:
         """Reject headers that cannot be sent (msgspec adds the path)."""
         if any(not text.isprintable() for pair in self.headers.items() for text in pair):
-            raise ValueError("headers: only printable characters")
+            raise ValueError("headers must contain only printable characters")
 
 
 class WebhookReceiver:

@@ -117,7 +117,7 @@ def test_without_the_webhooks_replacement_no_node_is_added(
     assert "no instance type has enough resources" in refusal
     assert f'"{SMARTER}":"1"' in refusal
     checked = sky.muster("check", "autoscaler", expect=1)
-    assert f"{SKY}/head: the autoscaler adds no node for it: no instance type has " in checked
+    assert f"{SKY}/head: the autoscaler adds no node for the pod: no instance type has " in checked
     assert sky.get("pod", "head", "-n", SKY)["status"]["phase"] == "Pending"
     assert (karpenter.claims(sky), karpenter.nodes(sky)) == ([], [])
 

@@ -110,7 +110,7 @@ def test_what_was_passed_over_is_named_with_its_reason() -> None:
     (recommended,) = fuse_ways.evaluate(view(members, autoscaler=scaler))
     assert recommended.message == (
         "use the device plugin: no other way works on every node; to mount, pods need "
-        "CAP_SYS_ADMIN, and autoscalers need a setting: muster check autoscaler"
+        "CAP_SYS_ADMIN, and autoscalers need a setting, which `muster check autoscaler` shows"
     )
     assert recommended.evidence[3] == "autoscalers: the Cluster Autoscaler"
     old, off, older = recommended.evidence[len(FACTS) :]
@@ -143,9 +143,7 @@ def test_what_is_installed_is_named_so(
 def test_pods_that_request_a_resource_are_counted_and_lead_to_the_webhook() -> None:
     cluster = view(nodes(NEW), pods=[pod(requests=("smarter-devices/fuse",)), pod()])
     (recommended,) = fuse_ways.evaluate(cluster)
-    assert recommended.message.endswith(
-        "its webhook removes the resource from pods as they are created"
-    )
+    assert recommended.message.endswith("its webhook removes the fuse resource from new pods")
     assert "pods that request a fuse resource: 1" in recommended.evidence
 
 

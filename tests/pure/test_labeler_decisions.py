@@ -629,10 +629,13 @@ def test_every_verdict_makes_a_condition(verdict: Verdict) -> None:
     ("text", "problem"),
     [
         ("mode: aply", "mode: expected off, suggest or apply, found 'aply'"),
-        ("aliases: {X: Not A Label}", "aliases: 'X': 'Not A Label' is not an accelerator"),
+        (
+            "aliases: {X: Not A Label}",
+            "aliases: 'Not A Label', the name of 'X', is not an accelerator",
+        ),
         (
             "kubernetes: {context: c}",
-            "kubernetes.context: requires kubernetes.kubeconfig",
+            "kubernetes.context requires kubernetes.kubeconfig; set both",
         ),
         ("kubernetes: {kubconfig: c}", "kubernetes.kubconfig: unknown key (value 'c'); did you"),
     ],

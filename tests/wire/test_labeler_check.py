@@ -162,7 +162,7 @@ UNLABELLED = f"no label {KEY}: expected"
         ),
         (
             [node(labels={KEY: "l4", **T4})],
-            [("GPU002", "error", "a", "labelled l4, but the node has t4 (set by kubectl)")],
+            [("GPU002", "error", "a", "labelled l4 by kubectl, but the node has t4")],
             1,
         ),
         (
@@ -187,7 +187,7 @@ UNLABELLED = f"no label {KEY}: expected"
                     "GPU006",
                     "warn",
                     "a",
-                    "may be a100; the name depends on its memory, which is unknown",
+                    "may be a100; the name depends on the memory size, which is unknown",
                 )
             ],
             0,
@@ -253,7 +253,7 @@ UNLABELLED = f"no label {KEY}: expected"
                     "GPU009",
                     "error",
                     "a",
-                    f"the Cluster Autoscaler treats it as unready: {EKS} without a GPU",
+                    f"the Cluster Autoscaler treats the node as unready: it has {EKS}, but no GPU",
                 )
             ],
             1,
@@ -390,7 +390,7 @@ def test_the_check_of_fuse_alone_recommends_a_way_and_is_no_problem(here: Cluste
     assert (code, recommended["id"], recommended["severity"]) == (0, "FUSE010", "info")
     assert recommended["message"] == (
         "use the volume of fuse.muster.dev: pods mount without a resource, a device or a "
-        "capability; its webhook removes the resource from pods as they are created"
+        "capability; its webhook removes the fuse resource from new pods"
     )
     assert recommended["evidence"][0] == "Kubernetes v1.37.2"
     assert "autoscalers: the Cluster Autoscaler" in recommended["evidence"]
@@ -498,7 +498,7 @@ def test_pods_that_no_autoscaler_helps_are_reported(here: Cluster) -> None:
             "default/p",
             f"pending on {FUSE}: no node offers it, and autoscalers may not support it",
         ),
-        ("AS005", "error", "default/p", f"the autoscaler adds no node for it: {text}"),
+        ("AS005", "error", "default/p", f"the autoscaler adds no node for the pod: {text}"),
     ]
     assert code == 1
 
@@ -517,7 +517,7 @@ def test_karpenters_refusal_is_reported_with_what_the_pod_requests(here: Cluster
     }
     here.put(node(gpus=None), from_karpenter, from_scheduler)
     said_ = (
-        "the autoscaler adds no node for it: no instance type has enough resources, "
+        "the autoscaler adds no node for the pod: no instance type has enough resources, "
         f'resources={{"cpu":"1500m","{FUSE}":"1","memory":"1Gi","pods":"1"}}'
     )
     assert findings_of(here.check("autoscaler")[1]) == [("AS005", "error", "default/p", said_)]
@@ -798,7 +798,7 @@ def test_text_has_a_line_for_each_finding_and_then_what_fixes_it(here: Cluster) 
     lines = out.splitlines()
     mended = "muster label-gpus --apply --overwrite --yes"
     assert code == 1
-    assert lines[0] == "ERROR    GPU002   a: labelled l4, but the node has t4 (set by kubectl)"
+    assert lines[0] == "ERROR    GPU002   a: labelled l4 by kubectl, but the node has t4"
     assert lines[2:5] == [
         "To fix:",
         "  # GPU002",

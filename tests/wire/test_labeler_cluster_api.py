@@ -244,7 +244,7 @@ def test_what_is_read_back_otherwise_is_a_failure(tmp_path: pathlib.Path) -> Non
 
     failure = served([node("l4"), node("t4")], tmp_path, label)
     assert failure == cluster_api.Failure(
-        f"label node a: written, then read back {decisions.KEY}='t4'"
+        f"label node a: after the write, the node has {decisions.KEY}='t4'"
     )
     assert isinstance(served([node("l4")], tmp_path, label), model.Node)
 

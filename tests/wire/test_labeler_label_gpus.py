@@ -245,7 +245,10 @@ def test_an_alias_that_people_reviewed_is_certain(here: Cluster, tmp_path: pathl
     assert here.labels("a")[KEY] == "t400"
     file.write_text("NVIDIA-T400-4GB: T400!\n")
     code, _, errors = here.run("label-gpus", "--aliases", str(file))
-    assert (code, errors.endswith("'NVIDIA-T400-4GB': 'T400!' is not an accelerator name\n")) == (
+    assert (
+        code,
+        errors.endswith("'T400!', the name of 'NVIDIA-T400-4GB', is not an accelerator name\n"),
+    ) == (
         2,
         True,
     )
@@ -258,7 +261,7 @@ def test_unlabel_removes_what_is_ours_and_nothing_else(here: Cluster) -> None:
     assert (code, out.splitlines()[1:]) == (
         0,
         [
-            f"b     {GFD}=Tesla-T4  GPU feature discovery  t4       (removed)  ours",
+            f"b     {GFD}=Tesla-T4  GPU feature discovery  t4       (removed)  written by muster",
             f"a     {GFD}=Tesla-T4  GPU feature discovery  mine     mine       owned by kubectl",
             "1 to remove, 1 unchanged",
         ],
@@ -344,7 +347,7 @@ def test_a_better_source_that_was_not_read_prevents_writing(here: Cluster) -> No
     here.put(node("a", labels=DO))
     limited = here.user(("*", "resourceslices"), ("*", "configmaps"))
     code, _, errors = here.run("label-gpus", "--apply", "--yes", kubeconfig=limited)
-    assert (code, KEY in here.labels("a"), errors.count("not read: ")) == (1, False, 2)
+    assert (code, KEY in here.labels("a"), errors.count("could not be read: ")) == (1, False, 2)
     assert errors.endswith(
         "nothing was written: the best sources about the GPUs could not be read; "
         "pass --unheard to ignore that\n"
@@ -373,7 +376,7 @@ def test_a_nodes_agent_can_have_its_labels_as_a_file_of_features(
     here.put(node("c"))
     code, _, errors = here.run(*words, "--node", "a")
     assert (code, file.read_text()) == (1, "")
-    assert "a: no label: 1 of 3 GPU nodes would remain without" in errors
+    assert "a gets no label: 1 of 3 GPU nodes would remain without" in errors
     for wrong in ((), ("--node", "a", "--apply", "--yes")):
         assert here.run(*words, *wrong)[0] == 2
     nowhere = ("label-gpus", "--features", str(tmp_path / "no" / "dir"), "--node", "a")

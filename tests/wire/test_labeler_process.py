@@ -316,7 +316,7 @@ def test_off_does_nothing(tmp_path: pathlib.Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "problem"),
     [
-        ("mode: apply", "mode apply: no Kubernetes API: not running in a pod, and "),
+        ("mode: apply", "mode apply needs a Kubernetes API; run the labeler in a pod, "),
         ("kubernetes: {kubeconfig: /nowhere}", "kubernetes: /nowhere: No such file or directory"),
         ("mode: aply", "FILE: mode: expected off, suggest or apply, found 'aply'"),
     ],

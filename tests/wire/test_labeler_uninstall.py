@@ -113,7 +113,7 @@ def test_a_namespace_that_may_have_more_in_it_is_refused(here: Cluster) -> None:
     assert (code, out) == (1, "")
     assert errors == (
         "muster uninstall: namespace muster has no label app.kubernetes.io/part-of=muster, so it "
-        "may contain more than muster; if it does not: "
+        "may contain more than muster; if it contains only muster, run: "
         "kubectl label namespace muster app.kubernetes.io/part-of=muster\n"
     )
     assert here.labels("a") == {KEY: "t4"}

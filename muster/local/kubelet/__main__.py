@@ -16,7 +16,7 @@ _BODY_BYTES_MAX = 64 * 1024
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one kubelet until SIGTERM or SIGINT."""
+    """Run one kubelet until SIGTERM or SIGINT; return the exit code."""
     return httpd.run(PROGRAM, _run(_parser().parse_args(arguments)))
 
 

@@ -231,7 +231,7 @@ class DeviceManager:
     # The node status
 
     def status(self, now: float) -> Status:
-        """Compute one status update; drop resources stopped for longer than the grace period."""
+        """Compute one status update; drop the resources whose grace period has ended."""
         removed = frozenset(
             resource for resource in self._lists if self._has_expired(resource, now)
         )

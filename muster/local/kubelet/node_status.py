@@ -154,7 +154,7 @@ def node_status(
 
 
 def extended_resources(node: object) -> frozenset[str]:
-    """Return the device resources in a Node object written by an earlier kubelet."""
+    """Return the names of the extended resources in a Node that an earlier kubelet wrote."""
     capacity = msgspec.convert(node, _Node).status.capacity
     return frozenset(name for name in capacity if rules.is_extended_resource(name))
 
@@ -248,7 +248,7 @@ class Report:
     """The status loop: reports periodically, as in the kubelet, not after every change.
 
     Computing a status also forgets the devices of a plugin that stopped long ago, so the loop runs
-    even without a node.
+    even if there is no API to report to.
     """
 
     def __init__(

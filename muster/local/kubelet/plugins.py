@@ -1,7 +1,7 @@
 """Adapter: device plugins: registers them, follows their lists, and calls them for allocations.
 
 They register through the kubelet's socket, or the plugin watcher finds their sockets. Each
-registration has one connection and one ListAndWatch stream, which is never dialled again. When a
+registration has one connection and one ListAndWatch stream; neither is opened a second time. When a
 stream ends, `device_manager` decides which connection this module closes.
 """
 
@@ -119,7 +119,7 @@ class Plugins:
     ) -> device_manager.Grant | None:
         """Allocate devices for a container.
 
-        Raises AllocationError. Returns None if the container already has its devices, or if the
+        Raises AllocationError. Returns None if the container needs no more devices, or if the
         resource was never registered. Only the scheduler checks unregistered resources; a pod that
         bypasses it runs without devices.
 
@@ -324,7 +324,7 @@ class Watcher:
             delay_s = min(2 * delay_s, _BACKOFF_MAX_S)
 
     async def _introduce(self, path: str, channel: grpc.aio.Channel) -> bool:
-        """Read a plugin's info, register the plugin, and send it the result; return the result."""
+        """Read a plugin's info, register it, and send it the result; return whether that worked."""
         async with asyncio.timeout(DIAL_TIMEOUT_S):
             await channel.channel_ready()
         stub = rpc.PluginWatcherClient(channel)

@@ -101,7 +101,7 @@ def read_pod(raw: object) -> Pod:
 
 
 def local_pod(namespace: str, name: str, limits: Mapping[str, int]) -> Pod:
-    """Return a one-container pod without an API object; its uid is the same after a restart."""
+    """Return a one-container pod without an API object; its uid is `namespace/name`."""
     return Pod(
         uid=f"{namespace}{_LOCAL_SEPARATOR}{name}",
         namespace=namespace,
@@ -136,7 +136,7 @@ def restored_pods(grants: Iterable[device_manager.Grant]) -> dict[str, Pod]:
 
 
 def pod_running(admitted: Pod, now: str) -> Json:
-    """Return the status of a pod whose containers all run."""
+    """Return the status of a running pod, whose init containers have completed."""
     apps = [c for c in admitted.containers if c.role is Role.APP]
     inits = [c for c in admitted.containers if c.role is not Role.APP]
     return {

@@ -1,6 +1,6 @@
 """Pure: implements the kubelet's stateless rules: names, quantities and error texts.
 
-Sources: kubernetes v1.36.2 and v1.37.2; each function names its file.
+Sources: kubernetes v1.36.2 and v1.37.2; the functions name the files.
 """
 
 import re

@@ -57,7 +57,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Allocated(msgspec.Struct, frozen=True, kw_only=True):
-    """The devices of one resource that were just allocated to one container."""
+    """The devices of one resource that one container has, and the plugin's answer."""
 
     container: str
     resource: str
@@ -164,7 +164,7 @@ class Kubelet:
         self._accepts = accepts
 
     def miscount(self, resource: str, by: int) -> None:
-        """Report `by` more devices of a resource than exist, to simulate a kubelet bug."""
+        """Report `by` more allocatable devices than there are, to simulate a kubelet bug."""
         self._miscounts[resource] = by
 
     async def drop_stream(self, resource: str) -> bool:
@@ -182,7 +182,10 @@ class Kubelet:
     async def allocate(
         self, *, name: str, namespace: str = "default", resources: Mapping[str, int]
     ) -> tuple[Allocated, ...]:
-        """Admit a one-container pod without an API object. Raises AllocationError."""
+        """Admit a one-container pod without an API object; return its devices.
+
+        Raises AllocationError.
+        """
         return await self._admit(pods.local_pod(namespace, name, resources))
 
     def release(self, *, name: str, namespace: str = "default") -> bool:
@@ -333,7 +336,7 @@ def _resource_states(
     streams_open: Mapping[str, int],
     pods: Mapping[str, pods.Pod],
 ) -> dict[str, Resource]:
-    """Return by name each resource that was registered or listed since the start, or is in use."""
+    """Return, by name, the resources that were registered or listed, or have devices in use."""
     capacity, allocatable = manager.capacity(), manager.allocatable()
     grants: dict[str, list[device_manager.Grant]] = {}
     for grant in manager.grants():

@@ -1,6 +1,6 @@
 """Adapter: the kubelet's own sockets: prepares and serves them, and answers podresources clients.
 
-The checkpoint file is in the same directory.
+It also reads and writes the checkpoint file, which is beside the registration socket.
 """
 
 import asyncio
@@ -57,7 +57,10 @@ def wipe(directory: pathlib.Path) -> None:
 
 @contextlib.asynccontextmanager
 async def serving(path: pathlib.Path, handler: grpc.GenericRpcHandler) -> AsyncIterator[None]:
-    """Serve on a socket while the block runs; then end every call and remove the socket."""
+    """Serve on a socket while the block runs; then end every call and remove the socket.
+
+    Raises UsageError.
+    """
     server = grpc.aio.server()
     server.add_generic_rpc_handlers([handler])
     try:

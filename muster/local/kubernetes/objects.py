@@ -3,8 +3,8 @@
 Every write that changes an object increments the version and appends one entry to the log, so that
 a watch from a version, a list at a version and `410 Expired` each need one lookup. Objects are
 never changed in place. There is no support for finalizers, graceful deletion, admission, RBAC or
-garbage collection, but deleting a namespace deletes its objects. A list ignores `resourceVersion`
-and always returns the newest state.
+garbage collection, but deleting a namespace deletes its objects. A list ignores `resourceVersion`:
+its first page shows the newest state.
 """
 
 import base64

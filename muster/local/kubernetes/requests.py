@@ -141,7 +141,7 @@ def _from_yaml(body: bytes) -> trees.Json:
         loaded: object = yaml.load(body, Loader=_Loader)  # noqa: S506 - a SafeLoader with less
         spelled = orjson.dumps(loaded)
     except (yaml.YAMLError, RecursionError, TypeError, ValueError) as error:
-        raise refusals.bad_request(f"the body is not YAML for JSON: {error}") from error
+        raise refusals.bad_request(f"the body is not YAML with JSON's types: {error}") from error
     return trees.from_json(spelled)
 
 
@@ -203,7 +203,7 @@ def as_asked(request: web.Request, resource: resources.Resource, shown: trees.Tr
 
 
 def flag(request: web.Request, name: str) -> bool:
-    """Return whether a parameter is set to true."""
+    """Return whether a query parameter is `true` or `1`."""
     return request.query.get(name, "").lower() in {"true", "1"}
 
 

@@ -43,7 +43,7 @@ class Unschedulable:
 
 
 def schedule(store: objects.Store, *, at: str, ids: Iterator[str]) -> bool:
-    """Bind each pending pod that fits, record why others do not; return whether anything changed.
+    """Bind pending pods that fit, and record why others do not; return whether anything changed.
 
     `ids` yields unique words for the events.
     """

@@ -196,8 +196,9 @@ class _Watch:
 class KubernetesApi:
     """The API as an asynchronous context manager: `async with KubernetesApi() as api: api.url`.
 
-    A watch with bookmarks gets one every `bookmark_period_s`; `audit_log` is a file; `namespaces`
-    are created besides those that every cluster has. With `schedules`, pods are bound to nodes.
+    A watch with bookmarks gets one every `bookmark_period_s`; `audit_log` is a file for one line
+    per modifying request; `namespaces` are created besides those that every cluster has. With
+    `schedules`, pods are bound to nodes.
     """
 
     def __init__(
@@ -379,7 +380,7 @@ class KubernetesApi:
 async def _statuses(
     request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
 ) -> web.StreamResponse:
-    """Answer every error, including aiohttp's own, with a Status object."""
+    """Answer a refused request, or one with too large a body, with a Status object."""
     try:
         return await handler(request)
     except refusals.RequestError as error:

@@ -93,7 +93,7 @@ def _cells(resource: resources.Resource, item: trees.Tree, now: str) -> list[tre
 
 
 def _age(since: str, now: str) -> str:
-    """Return a duration as kubectl shows it, in one unit."""
+    """Return the age as kubectl shows it, in one unit; `<unknown>` if a time is invalid."""
     try:
         begun, ended = (datetime.fromisoformat(text) for text in (since, now))
         seconds = max(0, int((ended - begun).total_seconds()))

@@ -36,7 +36,7 @@ MERGE_KEYS = {
     "schedulingGates": "name",
     "topologySpreadConstraints": "topologyKey",
 }
-"""Lists whose items are identified by one of their fields."""
+"""The lists whose items are identified by a field, with the name of that field."""
 
 PRIMITIVE_SETS = ("finalizers", "podCIDRs")
 """Lists of strings to which a strategic patch appends."""

@@ -26,7 +26,7 @@ _INVENTORIES: Final = vocabulary.subject_filters(vocabulary.InventoryReported.TY
 """The subject filters of inventories; plugins of earlier versions use another subject."""
 _VERDICTS: Final = vocabulary.subject_filters(vocabulary.VerdictChanged.TYPE)
 _OVERLAP: Final = timedelta(seconds=5)
-"""New events are read from this long before the start; duplicates do no harm."""
+"""Events from this period before the start are read as new ones; duplicates do no harm."""
 _ATTEMPTS: Final = 4
 _POD_MARK: Final = "KUBERNETES_SERVICE_HOST"
 
@@ -75,8 +75,8 @@ async def _kubernetes(settings: config.Settings) -> api.Api | None:
     if options.kubeconfig is None and _POD_MARK not in os.environ:
         if settings.mode is config.Mode.APPLY:
             raise entry.CannotStart(
-                "mode apply: no Kubernetes API: not running in a pod, and kubernetes.kubeconfig is "
-                "not set"
+                "mode apply needs a Kubernetes API; run the labeler in a pod, or set "
+                "kubernetes.kubeconfig"
             )
         return None
     try:

@@ -84,12 +84,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     retry_s: Retry = 10.0
 
     def __post_init__(self) -> None:
-        """Reject names that are not label values, and a context without a kubeconfig."""
+        """Reject aliases that are not accelerator names, and a context without a kubeconfig."""
         for product, name in self.aliases.items():
             if not accelerators.is_name(name):
                 raise ValueError(
-                    f"aliases: {product!r}: {name!r} is not an accelerator name: lower case, at "
-                    "most 63 letters, digits, '-', '_', '.', no separator at an end"
+                    f"aliases: {name!r}, the name of {product!r}, is not an accelerator name; use "
+                    "at most 63 lower-case letters, digits, '-', '_' and '.', and begin and end "
+                    "with a letter or digit"
                 )
         if self.kubernetes.context is not None and self.kubernetes.kubeconfig is None:
-            raise ValueError("kubernetes.context: requires kubernetes.kubeconfig")
+            raise ValueError("kubernetes.context requires kubernetes.kubeconfig; set both")

@@ -19,7 +19,7 @@ _ACCELERATORS: Final = re.compile(
     r"nvidia\.com/(gpu(\.shared)?|mig-[-a-z0-9.]+)|amd\.com/gpu|gpu\.intel\.com/(i915|xe)"
     r"|habana\.ai/gaudi|google\.com/tpu"
 )
-"""Resources that show that a node has accelerators; `*_monitoring` does not give access to one."""
+"""Resources that show that a node has accelerators; `*_monitoring` only allows monitoring."""
 _PARTS: Final = "nvidia.com/mig-"
 _PCI: Final = re.compile(
     r"feature\.node\.kubernetes\.io/pci-((03|12|0b40)[0-9a-f]*_)?(10de|1002)\.present"
@@ -33,7 +33,7 @@ class Node:
     """A node: its labels and their owners, its resources and its runtime.
 
     `owners` are the field managers of each accelerator label that muster may write; `our_labels`
-    are all labels that muster owns; `labelled_from` is the source and product of the newest label.
+    are all labels that muster owns; `labelled_from` is the source and product in their provenance.
     `ready_since` is None while the node is not Ready. `is_selected` means that the policy's
     selector matches.
     """
@@ -114,8 +114,8 @@ class Node:
 class Pod:
     """A pod that uses fuse, or that provides devices to pods.
 
-    `is_agent` means that it is a device plugin, `is_nri` that it adds devices by annotation.
-    `messages` explain why its containers failed or are waiting.
+    `is_agent` means that it is a device plugin, `is_nri` that it adds devices to annotated pods.
+    `messages` are those messages of its conditions and containers that mention fuse.
     """
 
     namespace: str
@@ -153,7 +153,10 @@ class KubernetesEvent:
 
 @dataclass(frozen=True, slots=True)
 class ResourceSlice:
-    """The devices of a DRA ResourceSlice: product, memory, and whether each is part of a GPU."""
+    """A DRA ResourceSlice.
+
+    `products` has the name and MiB of each known product, and whether it is part of a GPU.
+    """
 
     node: str
     driver: str

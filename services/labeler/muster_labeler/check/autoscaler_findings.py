@@ -59,7 +59,7 @@ def evaluate(view: ClusterView, commands: Commands, *, only: str | None = None) 
 
 
 def _resources(view: ClusterView) -> list[str]:
-    """Return the fuse resources that nodes offer or pods request."""
+    """Return the fuse resources that nodes list or pods request."""
     offered = {name for node in view.nodes or () for name in node.fuse}
     requested = {name for pod in view.pods or () for name in pod.requests}
     return sorted(offered | requested)
@@ -68,8 +68,8 @@ def _resources(view: ClusterView) -> list[str]:
 def _pending(pod: model.Pod, offered: Collection[str], commands: Commands) -> Iterable[Finding]:
     """Report a pod that waits for a resource that no node has.
 
-    If nodes offer the resource but all of it is in use, autoscalers can derive the resource from
-    those nodes.
+    A resource that nodes offer is not reported, even if all of it is in use: autoscalers can derive
+    it from those nodes.
     """
     # a name may contain dots, and the scheduler's sentence also ends with a dot
     short = {m[1].rstrip(".") for text in pod.messages for m in _INSUFFICIENT.finditer(text)}
@@ -98,7 +98,7 @@ def _refused(events: Iterable[model.KubernetesEvent], commands: Commands) -> Ite
             Id.AS005,
             Severity.ERROR,
             f"{event.namespace}/{event.name}",
-            f"the autoscaler adds no node for it: {text[:300]}",
+            f"the autoscaler adds no node for the pod: {text[:300]}",
             evidence=(f"event {event.reason}",),
             command=commands.kubectl("get", "events", "-n", event.namespace),
         )

@@ -94,7 +94,7 @@ class ClusterReader:
         self._missing: frozenset[cluster_api.Permission] = frozenset()
 
     async def check_access(self, permissions: Sequence[cluster_api.Permission]) -> None:
-        """Check which permissions are missing. Raises Unreachable."""
+        """Add the missing permissions to `unread`. Raises Unreachable."""
         answer = await self._api.request("GET", "/version", timeout_s=self._left_s(), attempts=2)
         if not answer.status or answer.status == HTTPStatus.UNAUTHORIZED:
             raise Unreachable(answer.problem)
@@ -155,7 +155,7 @@ class ClusterReader:
         )
 
     async def own_claims(self, namespace: str) -> list[scheduling.VolumeClaim]:
-        """Return the volume claims in muster's namespace; none without permission."""
+        """Return the volume claims in muster's namespace; none if they cannot be read."""
         path = f"/api/v1/namespaces/{namespace}/persistentvolumeclaims"
         claim = scheduling.VolumeClaim
         return await self._all(path, claim, lambda raw: raw, is_optional=True) or []
@@ -213,11 +213,11 @@ class ClusterReader:
                 (config_map.data or {}).get(projection.INVENTORY_KEY, "")
             )
         except (*api.UNREADABLE, projection.UnreadableInventory) as error:
-            self.unread.append(findings.Unread(path, f"unreadable: {error}"))
+            self.unread.append(findings.Unread(path, f"the inventory cannot be decoded: {error}"))
             return {}, frozenset()
 
     async def fuse_support(self) -> findings.FuseSupport:
-        """Return which of muster's FUSE components are installed."""
+        """Return which of muster's FUSE components are installed, and whether DRA is served."""
         driver, device_class, dra = [await self._exists(path) for path in _FUSE_SUPPORT]
         return findings.FuseSupport(has_driver=driver, has_class=device_class, has_dra=dra)
 
@@ -298,7 +298,7 @@ class ClusterReader:
                 self._note(path, error.answer, is_optional=is_optional)
                 return None
             if bad:
-                self.unread.append(findings.Unread(path, f"{bad} unreadable"))
+                self.unread.append(findings.Unread(path, f"{bad} of the objects cannot be decoded"))
             return kept
         self.unread.append(findings.Unread(path, "the list expired repeatedly"))
         return None
@@ -369,7 +369,7 @@ def _gates(deployment: objects.Deployment) -> str:
 
 
 def _status(body: bytes) -> tuple[str, datetime | None]:
-    """Return the autoscaler's status and its time, from the annotation or from the text."""
+    """Return the autoscaler's status and its time; None if neither annotation nor text has one."""
     try:
         config_map = msgspec.json.decode(body, type=objects.ConfigMap)
     except api.UNREADABLE:

@@ -106,7 +106,7 @@ _SCOPES: Final = {
 
 
 class Fix(msgspec.Struct, frozen=True, kw_only=True):
-    """How to fix a finding: a complete command, and the documentation page."""
+    """How to fix a finding: a complete command, if there is one, and the documentation page."""
 
     command: str = ""
     docs: str = CHECK_DOCS
@@ -163,7 +163,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class Exit(enum.IntEnum):
-    """The exit codes of `muster check`."""
+    """The exit codes of `muster check` and of the commands that write."""
 
     FINE = 0
     PROBLEMS = 1
@@ -223,8 +223,8 @@ def exit_code(report: Report, *, strict: bool) -> Exit:
 class Unread:
     """Objects that could not be read, and whether permission is missing.
 
-    If `is_needed`, nothing can be decided without these objects. Others are optional: they may be
-    absent or hidden.
+    `is_needed` means that nothing can be decided without these objects. Other objects are optional:
+    they may be absent or hidden.
     """
 
     what: str
@@ -266,7 +266,7 @@ class FuseSupport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterView:
-    """The objects read from a cluster; None for those not read. `now` is the API server's time."""
+    """The objects read from a cluster; None or empty if not read. `now` is the API's time."""
 
     now: datetime
     nodes: Sequence[model.Node] | None = None

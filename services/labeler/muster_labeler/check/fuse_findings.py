@@ -35,7 +35,7 @@ _MESSAGES: Final = tuple(
         (
             Id.FUSE007,
             r"(fusermount3?|mount(\.fuse3?|ing)?).*operation not permitted",
-            "the pod may not mount: SYS_ADMIN, a user namespace, seccomp or AppArmor",
+            "the pod may not mount: check SYS_ADMIN, the user namespace, seccomp and AppArmor",
         ),
     )
 )
@@ -237,7 +237,10 @@ def _annotated(
             Severity.WARN,
             name,
             "it started before muster-fuse-nri on its node, so it may lack /dev/fuse",
-            evidence=(f"pod {pod.started.isoformat()}", f"plugin {agent.started.isoformat()}"),
+            evidence=(
+                f"the pod started at {pod.started.isoformat()}",
+                f"muster-fuse-nri started at {agent.started.isoformat()}",
+            ),
             command=commands.kubectl("delete", "pod", pod.name, "-n", pod.namespace),
         )
 
@@ -251,7 +254,9 @@ def _no_agent(pod: model.Pod, agent: model.Pod | None, commands: Commands) -> Fi
         Severity.ERROR,
         pod.node,
         f"muster-fuse-nri is not ready, and {pod.namespace}/{pod.name} needs it",
-        evidence=(f"pod {agent.namespace}/{agent.name}" if agent else "it has no pod there",),
+        evidence=(
+            f"pod {agent.namespace}/{agent.name}" if agent else "it has no pod on this node",
+        ),
         command=command,
     )
 

@@ -8,7 +8,7 @@
 | plugin     | the right to mount, settings of autoscalers | nothing                           |
 
 The first way without an obstacle is recommended. Whether NRI is enabled in a runtime is not
-visible from outside its node, so its version's default is assumed.
+visible from outside its node, so the default of the runtime's version is assumed.
 """
 
 import enum
@@ -157,7 +157,7 @@ def _facts(nodes: Sequence[model.Node], view: ClusterView) -> tuple[str, ...]:
 
 
 def _listed(texts: Iterable[str]) -> str:
-    """Return the distinct texts, the most frequent first."""
+    """Return the most frequent texts, each once, as one text."""
     counted = [text or "unknown" for text, _ in Counter(texts).most_common()]
     return ", ".join(counted[:_SHOWN_MAX]) + (", ..." if len(counted) > _SHOWN_MAX else "")
 
@@ -177,9 +177,9 @@ def _is_installed(way: Way, view: ClusterView, support: findings.FuseSupport) ->
 def _more(way: Way, view: ClusterView) -> str:
     has_scaler = view.autoscaler is not None or view.karpenter is not None
     if way is Way.VOLUME and any(pod.requests for pod in view.pods or ()):
-        return "; its webhook removes the resource from pods as they are created"
+        return "; its webhook removes the fuse resource from new pods"
     if way is Way.PLUGIN and has_scaler:
-        return ", and autoscalers need a setting: muster check autoscaler"
+        return ", and autoscalers need a setting, which `muster check autoscaler` shows"
     return ""
 
 

@@ -44,13 +44,13 @@ class _Apply:
     options: Sequence[str]
 
     def label(self, *words: str) -> str:
-        """Return the `label-gpus` command with these options."""
+        """Return the `label-gpus --apply` command with `words` and `options`."""
         return self.commands.muster("label-gpus", "--apply", *words, *self.options)
 
 
 @dataclass(frozen=True, slots=True)
 class _LabelAll:
-    """The command that labels all nodes, and whether a program may run it without confirmation."""
+    """A command about all GPU nodes, and whether a program may run it without confirmation."""
 
     command: str
     is_safe: bool
@@ -175,8 +175,9 @@ def _wrong(status: LabelStatus, apply: _Apply) -> Finding:
         Id.GPU002,
         Severity.ERROR,
         status.node.name,
-        f"labelled {status.current}, but the node has {status.wanted}"
-        + (f" (set by {owners})" if owners else ""),
+        f"labelled {status.current}"
+        + (f" by {owners}" if owners else "")
+        + f", but the node has {status.wanted}",
         evidence=(f"{accelerators.SKYPILOT}={status.current}", *_claims_of(status)),
         command=apply.label(
             *("--overwrite", "--yes", "--node", status.node.name),
@@ -192,7 +193,7 @@ def _uncertain(status: LabelStatus, apply: _Apply) -> Finding:
     if name.value is None:
         message, command = f"no accelerator name ({name.reason})", _show(status.node.name, commands)
     elif name.reason is Reason.MEMORY_UNKNOWN:
-        message = f"may be {name.value}; the name depends on its memory, which is unknown"
+        message = f"may be {name.value}; the name depends on the memory size, which is unknown"
         command = apply.label("--force-ambiguous", "--yes")
     elif (
         status.identity.best is not None
@@ -308,14 +309,14 @@ def _held_as_unready(node: model.Node, commands: Commands) -> Iterable[Finding]:
             Id.GPU009,
             Severity.ERROR if provider in _PROVIDERS else Severity.WARN,
             node.name,
-            f"the Cluster Autoscaler treats it as unready: {key} without a GPU",
+            f"the Cluster Autoscaler treats the node as unready: it has {key}, but no GPU",
             evidence=(f"{key}={node.labels[key]}", *_resources(node)),
             command=commands.kubectl("label", "node", node.name, f"{key}-"),
         )
 
 
 def _resources(node: model.Node) -> tuple[str, ...]:
-    """Return how many accelerators a node has, as text."""
+    """Return the allocatable and total number of each accelerator resource of a node, as texts."""
     return tuple(
         f"{name}: {node.allocatable.get(name, 0)} of {node.capacity.get(name, 0)} allocatable"
         for name in sorted(node.accelerators)

@@ -114,7 +114,7 @@ def plan(
     simulated: Collection[str] = (),
     only: Collection[str] = (),
 ) -> list[Row]:
-    """Return a row for each GPU node; if `only` is not empty, only its nodes are written."""
+    """Return a row for each GPU node; if `only` is not empty, only these nodes are written."""
     return [
         _row(status, allowed, is_simulated=status.node.name in simulated)
         if not only or status.node.name in only
@@ -141,7 +141,7 @@ def removals(nodes: Sequence[model.Node], *, only: Collection[str] = ()) -> list
             reason = f"muster's other labels; {accelerators.SKYPILOT} is owned by {owners}"
             planned.append(Row(status, Step.REMOVE, status.current, reason))
         else:
-            planned.append(Row(status, Step.REMOVE, None, "ours"))
+            planned.append(Row(status, Step.REMOVE, None, "written by muster"))
     return planned
 
 
@@ -172,7 +172,7 @@ def objection(planned: Sequence[Row], allowed: Allowed, *, covering: str | None)
 
 
 def table(rows: Sequence[Row]) -> list[tuple[str, ...]]:
-    """Return the rows as the cells of a table with a heading, refused rows first."""
+    """Return the cells of a table with a heading and at most 200 rows, refused rows first."""
     ordered = sorted(rows, key=lambda row: (_ORDER.index(row.step), row.node))
     return [_HEAD, *(_cells(row) for row in ordered[:_ROWS_MAX])]
 
@@ -213,7 +213,7 @@ def _refusal(
     if is_simulated and not allowed.simulated:
         return "the GPUs are simulated; pass --simulated to label them"
     if reason is Reason.MEMORY_UNKNOWN and not allowed.force_ambiguous:
-        return "the name depends on its memory, which is unknown; pass --force-ambiguous"
+        return "the name depends on the memory size, which is unknown; pass --force-ambiguous"
     if reason is Reason.FALLBACK and not allowed.allow_unknown:
         by_type = (
             status.identity.best is not None and status.identity.best.source == "instance type"

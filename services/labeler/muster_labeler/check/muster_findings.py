@@ -73,7 +73,7 @@ def _writes_below_dev(pod: objects.Pod) -> bool:
 
 
 def _problem(pod: objects.Pod, now: datetime) -> str:
-    """Return why a pod is not ready; empty if it is ready, ended, ending, new, or a test pod."""
+    """Return why a pod is not ready; empty if ready, succeeded, ending, new, or a test pod."""
     created = pod.metadata.created_at
     is_new = created is not None and now - created < _STARTS
     ready = objects.condition(pod.conditions, "Ready")

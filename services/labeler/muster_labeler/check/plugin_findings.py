@@ -1,4 +1,4 @@
-"""Pure: reports device plugins and DRA drivers that do not work (PLUG001 to DRA009)."""
+"""Pure: reports faulty device plugins and DRA drivers (PLUG001 to PLUG008, DRA001 to DRA009)."""
 
 from collections.abc import Iterable
 from typing import Final

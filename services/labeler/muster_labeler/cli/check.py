@@ -31,7 +31,7 @@ from muster_labeler.naming import node_labels, sources
 
 _LINES_MAX = 20
 _CHOICE = ["fuse"]
-"""Topics for which a way to FUSE is recommended; users who check `all` may not need FUSE."""
+"""The topics of a check that recommends a way to FUSE; with `all`, FUSE may not be needed."""
 _NOUNS = {
     "error": ("error", "errors"),
     "warn": ("warning", "warnings"),
@@ -190,7 +190,7 @@ def _evaluate(
     cluster: str,
     only: str | None = None,
 ) -> Report:
-    """Return all findings about a cluster, or, with `only`, about one node."""
+    """Return the report on a cluster or, with `only`, on one node."""
     results: list[Finding] = list(_unread(view.unread, commands))
     notes = [entry.why for entry in view.unread if _is_notable(entry)]
     fleet = node_labels.label_statuses(view.nodes or (), view.evidence)
@@ -296,7 +296,7 @@ def _text(report: Report) -> Iterable[str]:
 
 
 def _counts(counts: Mapping[str, int], *, with_zero: bool = False) -> str:
-    """Return counts as text."""
+    """Return counts and their nouns as text; zeros are left out unless `with_zero` is true."""
     return ", ".join(
         f"{count} {_NOUNS[what][count != 1]}"
         for what, count in counts.items()
@@ -305,7 +305,7 @@ def _counts(counts: Mapping[str, int], *, with_zero: bool = False) -> str:
 
 
 def _commands(findings: Iterable[Finding]) -> dict[str, list[str]]:
-    """Return each command once with the ids of the findings it fixes, at most 20 per id."""
+    """Return at most 20 commands per finding id, each with the ids of the findings it fixes."""
     commands: dict[str, list[str]] = {}
     used: Counter[str] = Counter()
     for finding in findings:

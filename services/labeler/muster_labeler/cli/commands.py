@@ -1,6 +1,6 @@
 """Adapter: the command line: `muster check`, `label-gpus`, `unlabel-gpus`, `uninstall`, `gpu-name`.
 
-They need a kubeconfig, but not a running muster; `gpu-name` needs neither.
+They need access to a cluster, but not a running muster; `gpu-name` needs neither.
 """
 
 import re
@@ -52,9 +52,9 @@ def _check(
     node: str | None = None,
     cluster: options.Cluster = options.CLUSTER,
 ) -> int:
-    """Report problems with a cluster's GPUs, fuse, autoscalers, device plugins, and muster.
+    """Report problems with a cluster's GPUs, FUSE, autoscalers, device plugins and muster.
 
-    It changes nothing.
+    The command changes nothing.
 
     Parameters
     ----------
@@ -215,7 +215,10 @@ def _gpu_name(
 
 
 def _guarded(command: str, run: Callable[[], int]) -> int:
-    """Return the exit code of `run`, 2 after a usage error, or 5 after an internal error."""
+    """Return the exit code of `run`, 2 after a usage error, or 5 after an internal error.
+
+    Raises Unwritable.
+    """
     try:
         return int(run())
     except options.UsageError as error:
@@ -250,10 +253,10 @@ def _run_gpu_name(
 def _from_lines(
     lines: Iterable[str], aliases: Mapping[str, str], *, is_mig: bool
 ) -> Iterable[_Answer]:
-    """Read lines of `product<TAB>memory MiB`. Raises UsageError with the line's number."""
+    """Yield the answer for each line of `product<TAB>memory MiB`. Raises UsageError."""
     for number, line in enumerate(lines, start=1):
         if number > _LINES_MAX:
-            raise options.UsageError(f"more than {_LINES_MAX} lines")
+            raise options.UsageError(f"standard input has more than {_LINES_MAX} lines")
         text = line.rstrip("\r\n")
         if not text.strip():
             continue

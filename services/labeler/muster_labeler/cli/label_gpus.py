@@ -147,7 +147,7 @@ def _planned(
 def _unread(request: Request, unread: Sequence[findings.Unread]) -> str | None:
     """Print the objects that could not be read; return why that forbids writing, or None."""
     for entry in unread:
-        output.warn(request.command, f"not read: {entry.why}")
+        output.warn(request.command, f"could not be read: {entry.why}")
     if not unread or (request.label and request.label.unheard):
         return None
     return "the best sources about the GPUs could not be read; pass --unheard to ignore that"
@@ -160,9 +160,9 @@ async def _write_all(
     *,
     with_condition: Sequence[model.Node],
 ) -> int:
-    """Write the planned rows, once confirmed, and print the result; return the exit code.
+    """Write the planned rows after confirmation, or only print them; return the exit code.
 
-    `with_condition` are the nodes with muster's condition.
+    `with_condition` are the nodes that have muster's condition.
     """
     work = [row for row in rows if row.step in {Step.WRITE, Step.REMOVE}]
     is_refused = any(row.step is Step.REFUSE for row in rows)
@@ -309,7 +309,7 @@ def _write_features(
     *,
     objection: str | None,
 ) -> int:
-    """Write one node's labels to a file that node-feature-discovery reads.
+    """Write one node's labels to a file for node-feature-discovery, or to standard output.
 
     NFD's worker reads the folder features.d on its node (NFD docs, customization guide: local
     feature source), so an agent on the node needs permission to read nodes, but not to write them.
@@ -328,12 +328,12 @@ def _write_features(
     else:
         _replace(Path(request.features), text)
     if refusal is not None:
-        output.warn(request.command, f"{name}: no label: {refusal}")
+        output.warn(request.command, f"{name} gets no label: {refusal}")
     return Exit.PROBLEMS if refusal else Exit.FINE
 
 
 def _replace(file: Path, text: str) -> None:
-    """Replace a file atomically; NFD ignores names that begin with a dot. Raises UsageError."""
+    """Replace a file atomically, from a temporary file that NFD ignores. Raises UsageError."""
     try:
         if file.exists() and file.read_text("utf-8") == text:
             return

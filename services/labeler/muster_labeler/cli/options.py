@@ -60,7 +60,7 @@ class ClusterOptions:
     aliases
         Reviewed names: a YAML file with lines of `product: name`.
     muster_namespace
-        The namespace of muster, if installed: its agents are the best source about GPUs.
+        The namespace of muster, if installed: muster's agents are the best source about GPUs.
 
     """
 
@@ -118,7 +118,7 @@ async def connect(options: ClusterOptions) -> "kubernetes_api.Api":
 
 
 def kubeconfig(named: str | None, environment: Mapping[str, str]) -> str | None:
-    """Return the kubeconfig that kubectl would use; None to use the in-cluster configuration."""
+    """Return the kubeconfig path that kubectl would use; None for the in-cluster configuration."""
     chosen = named or environment.get("KUBECONFIG")
     if chosen:
         return chosen
@@ -138,7 +138,7 @@ def seconds(text: str) -> float:
 
 
 def aliases(file: Path | None) -> dict[str, str]:
-    """Return the reviewed names in a YAML file of `product: name`. Raises UsageError."""
+    """Return the reviewed names by product, from a YAML file if there is one. Raises UsageError."""
     if file is None:
         return {}
     try:
@@ -152,5 +152,7 @@ def aliases(file: Path | None) -> dict[str, str]:
         raise UsageError(f"{file}: not a mapping of products to names")
     for product, name in names.items():
         if not (isinstance(product, str) and isinstance(name, str) and accelerators.is_name(name)):
-            raise UsageError(f"{file}: {product!r}: {name!r} is not an accelerator name")
+            raise UsageError(
+                f"{file}: {name!r}, the name of {product!r}, is not an accelerator name"
+            )
     return names

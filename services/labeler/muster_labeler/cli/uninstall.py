@@ -1,8 +1,8 @@
 """Adapter: the command line: `muster uninstall` removes muster from a cluster, nodes included.
 
 It first ends the workloads (NATS last) and removes the namespace, so that no labeler is left to
-label a node again. Next it removes the labels, annotations and conditions of nodes, and finally
-muster's objects outside the namespace. Each step can be repeated.
+label a node again. Next it removes muster's labels, annotations and conditions from nodes, and
+finally muster's objects outside the namespace. Each step can be repeated.
 """
 
 import asyncio
@@ -51,7 +51,8 @@ _WORKLOADS: Final = (
 )
 """Groups of workloads in the order in which they end, each with a selector of its pods.
 
-A group ends as a whole. NATS is last: while it has clients, it waits for its lame-duck time.
+The workloads of a group end together. NATS is last: while it has clients, it waits for its
+lame-duck time.
 """
 _READING: Final = (
     Permission("list", "nodes"),
@@ -73,7 +74,7 @@ _WRITING: Final = (
     *(Permission("delete", plural, group) for group, plural in _KINDS),
 )
 _PART_ENDS_S: Final = 60.0
-"""How long to wait for pods to end; a pod on a lost node never ends."""
+"""How long to wait until pods or volume claims are gone; a pod on a lost node never ends."""
 _ENDS_S: Final = 180.0
 """How long to wait for the namespace's deletion; NATS alone may take a minute to stop."""
 _LOOK_S: Final = 0.5
@@ -97,7 +98,11 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Installation:
-    """The parts of muster: its namespace, objects elsewhere, and volumes that will be kept."""
+    """What muster has in a cluster.
+
+    `outside` has the API paths of muster's objects outside its namespace; `kept_volumes` are the
+    persistent volumes that are not deleted with their claims.
+    """
 
     has_namespace: bool
     outside: tuple[str, ...]
@@ -177,7 +182,7 @@ async def _run(request: Request) -> int:
         code = await label_gpus.carry_out(_of_nodes(request), {})
         await cluster.remove(installation.outside)
     for volume in installation.kept_volumes:
-        output.show(f"remains: volume {volume}: kubectl delete persistentvolume {volume}")
+        output.show(f"remains: volume {volume}; to delete it: kubectl delete pv {volume}")
     output.show(_NODES_KEEP)
     return code
 
@@ -212,7 +217,10 @@ class _Cluster:
         self._path = f"/api/v1/namespaces/{namespace}"
 
     async def look(self, permissions: Sequence[Permission]) -> _Installation | None:
-        """Return the parts of muster; None if there are none. Raises both kinds of Refused."""
+        """Return what muster has in the cluster; None if nothing.
+
+        Raises _Refused, kubernetes_api.Refused and Unreachable.
+        """
         progress = output.progress
         reader = cluster_reader.ClusterReader(
             self._api, timeout_s=self._timeout_s, progress=progress
@@ -242,10 +250,10 @@ class _Cluster:
         return installation if is_there else None
 
     async def end_workloads(self) -> None:
-        """Delete the workloads and NATS' claims, and wait a limited time for their end.
+        """Delete the workloads and the volume claims, and wait a limited time until they are gone.
 
         The namespace controller would otherwise find remaining pods, and retry only after half of
-        their grace period. Raises _Refused.
+        their grace period. Raises _Refused and kubernetes_api.Refused.
         """
         for plurals, selector in _WORKLOADS:
             for plural in plurals:
@@ -274,15 +282,16 @@ class _Cluster:
             if passed_s > _ENDS_S:
                 waits = [c.message for c in namespace.status.conditions or () if c.status == "True"]
                 raise _Refused(
-                    f"namespace {self._namespace} is still there after {_ENDS_S:g} s; nodes and "
-                    f"objects outside it are unchanged: {'; '.join(waits) or 'no reason given'}"
+                    f"namespace {self._namespace} still exists after {_ENDS_S:g} s "
+                    f"({'; '.join(waits) or 'no reason given'}); nodes and objects outside it are "
+                    "unchanged"
                 )
             progress(f"waiting for namespace {self._namespace} to be deleted: {passed_s:.0f} s")
             await asyncio.sleep(_LOOK_S)
         progress("")
 
     async def remove(self, paths: Sequence[str]) -> None:
-        """Delete objects outside the namespace."""
+        """Delete objects outside the namespace. Raises _Refused."""
         for path in paths:
             await self._delete(path)
         output.show(f"{wording.counted(len(paths), 'object')} outside the namespace removed")
@@ -294,7 +303,7 @@ class _Cluster:
             raise _refusal(answer)
 
     async def _running_pods(self, selector: str) -> int:
-        """Return how many of muster's pods have not ended. Raises kubernetes_api.Refused."""
+        """Return how many of muster's pods that match `selector` have not ended. Raises Refused."""
         path = f"{self._path}/pods"
         label = ",".join(filter(None, ("=".join(_PART), selector)))
         phases = [pod.status.phase async for pod in self._all(path, _Pod, label)]
@@ -306,7 +315,7 @@ class _Cluster:
         return len([claim async for claim in listed])
 
     async def _namespace_object(self) -> _Namespace | None:
-        """Return muster's namespace, or None. Raises _Refused if the namespace is not muster's."""
+        """Return muster's namespace, or None. Raises _Refused if unreadable or not muster's."""
         answer = await self._api.request("GET", self._path, timeout_s=self._timeout_s)
         if answer.status == HTTPStatus.NOT_FOUND:
             return None
@@ -317,8 +326,8 @@ class _Cluster:
         if namespace.labels.get(key) != value:
             raise _Refused(
                 f"namespace {self._namespace} has no label {key}={value}, so it may contain more "
-                f"than muster; if it does not: kubectl label namespace {self._namespace} "
-                f"{key}={value}"
+                f"than muster; if it contains only muster, run: kubectl label namespace "
+                f"{self._namespace} {key}={value}"
             )
         return namespace
 
@@ -330,7 +339,10 @@ class _Cluster:
                 yield volume.metadata.name
 
     async def _all(self, path: str, shape: type[Shape], label: str = "") -> AsyncIterator[Shape]:
-        """Yield all objects at a path; none if it is not served. Raises kubernetes_api.Refused."""
+        """Yield the objects at a path that `label` selects; none if the path is not served.
+
+        Raises kubernetes_api.Refused.
+        """
         query = {"labelSelector": label} if label else {}
         try:
             async for page in self._api.pages(path, query=query, timeout_s=self._timeout_s):
@@ -347,6 +359,6 @@ def _refusal(answer: kubernetes_api.Answer) -> _Refused:
 
 
 def _name(path: str) -> str:
-    """Return the name that kubectl uses for the object at a path."""
+    """Return the resource, name and namespace (if any) of the object at a path, as text."""
     *_, before, scope, plural, name = path.split("/")
     return f"{plural}/{name}" + (f" in namespace {scope}" if before == "namespaces" else "")

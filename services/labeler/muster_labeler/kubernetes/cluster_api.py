@@ -1,12 +1,12 @@
-"""Adapter: the Kubernetes API: checks permissions; reads and labels nodes at a limited rate.
+"""Adapter: the Kubernetes API: checks permissions, reads nodes, and labels them at a limited rate.
 
 Labels are written by server-side apply as one field manager, so that the API records the owner of
 each label. A label that another manager owns stays as it is, and the error names that manager,
 unless a person passed `--overwrite`. Written labels are read back; a difference is a failure.
 
 The rate limits how fast writes arrive, not only how fast they are sent. A write in flight may
-arrive at any moment until it is answered, so it counts from when it is sent until a second after
-its answer. A token bucket would limit only the sending.
+arrive at any moment until it is answered, so it counts from when it is sent until at least a second
+after its answer. A token bucket would limit only the sending.
 """
 
 import asyncio
@@ -50,7 +50,7 @@ class WritePace:
 
     @contextlib.asynccontextmanager
     async def turn(self) -> AsyncGenerator[None, None]:
-        """Wait for a turn, first come, first served; leave the block after the answer."""
+        """Wait for a turn, in order of arrival; the write counts as answered after the block."""
         async with self._line:
             while (wait_s := self._rate.wait_s(self._clock())) != 0:
                 self._answered.clear()
@@ -78,7 +78,7 @@ class WriteRate:
         """The time until which each answered write counts."""
 
     def wait_s(self, now: float) -> float | None:
-        """Return the time until the next write may start; None while too many are in flight."""
+        """Return the time until the next write may start; None if one in flight must end first."""
         while self._counted_until and self._counted_until[0] <= now:
             self._counted_until.popleft()
         if self._under_way + len(self._counted_until) < self._writes_max:
@@ -131,8 +131,8 @@ class WriteLimit:
 class Failure:
     """A failed request, and why it failed.
 
-    `is_passing` if another attempt may succeed; `is_gone` if the node no longer exists;
-    `is_conflict` if another manager owns the label.
+    `is_passing` means that another attempt may succeed, `is_gone` that the node no longer exists,
+    and `is_conflict` that another manager owns the label.
     """
 
     text: str
@@ -142,7 +142,7 @@ class Failure:
 
 
 class NodeApi:
-    """Reads and writes the nodes of one cluster, at a limited pace."""
+    """Reads the nodes of one cluster, and writes them at a limited rate."""
 
     def __init__(self, api: kubernetes_api.Api, pace: WritePace, *, timeout_s: float) -> None:
         self._api = api
@@ -168,12 +168,12 @@ class NodeApi:
         drop: Collection[str] = (),
         force: bool = False,
     ) -> model.Node | Failure:
-        """Write labels and their provenance, and remove those in `drop`.
+        """Write labels and their provenance, and remove the labels in `drop`.
 
         Returns the node as read back, or the failure. Muster's other labels stay.
 
         The patch contains the node's uid, so that a node deleted in the meantime is a conflict;
-        without it server-side apply would create the node (apiserver endpoints/handlers/patch.go).
+        without the uid, the API would create the node (apiserver endpoints/handlers/patch.go).
         """
         kept = {key: value for key, value in node.our_labels.items() if key not in drop}
         metadata = {
@@ -186,7 +186,7 @@ class NodeApi:
         return await self._apply(node, metadata, expected, force=force)
 
     async def unlabel(self, node: model.Node) -> model.Node | Failure:
-        """Remove muster's labels by applying an empty set; return the new node, or the failure."""
+        """Remove muster's labels by an empty apply; return the node read back, or the failure."""
         metadata = {"name": node.name, "uid": node.uid}
         removed: dict[str, str | None] = dict.fromkeys(node.our_labels)
         return await self._apply(node, metadata, removed, force=False)
@@ -243,7 +243,7 @@ class NodeApi:
         if not wrong:
             return after
         read = ", ".join(f"{key}={labels.get(key)!r}" for key in wrong)
-        return Failure(f"label node {node.name}: written, then read back {read}")
+        return Failure(f"label node {node.name}: after the write, the node has {read}")
 
     async def _refused(self, verb: str, node: model.Node, answer: kubernetes_api.Answer) -> Failure:
         if answer.status in {HTTPStatus.CONFLICT, HTTPStatus.UNPROCESSABLE_ENTITY}:
@@ -287,8 +287,8 @@ async def missing_permissions(
 ) -> list[Permission]:
     """Return the permissions that the API denies.
 
-    If the API does not answer, a permission counts as granted: the actual request will show whether
-    it is.
+    A permission that cannot be checked counts as granted: the actual request will show whether it
+    is.
     """
     allowed = await asyncio.gather(*(_is_allowed(api, entry, timeout_s) for entry in permissions))
     return [entry for entry, is_ours in zip(permissions, allowed, strict=True) if not is_ours]

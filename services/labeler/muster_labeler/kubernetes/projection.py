@@ -1,6 +1,7 @@
-"""Pure: reduces Kubernetes objects to the labeler's model; encodes and decodes the ConfigMap.
+"""Pure: reduces Kubernetes objects to the labeler's model; encodes and decodes the inventory.
 
-To hold ten thousand nodes, only labels about accelerators are kept, and equal mappings are shared.
+To hold ten thousand nodes, only labels that the labeler uses are kept, and equal mappings are
+shared.
 
 The inventory is stored in a ConfigMap because the commands do not use the bus. Products are written
 once and referred to by number, so that ten thousand nodes take about 300 kB of its 1 MiB.
@@ -121,7 +122,7 @@ def read_node(raw: msgspec.Raw, selector: Mapping[str, str] | None = None) -> mo
     """Return a node from the API's JSON, even if only its name can be read.
 
     A node of which only the name can be read counts as a node with GPUs: labels are written to
-    all such nodes or to none, so no node may be missing. Raises msgspec's errors if not even the
+    all GPU nodes or to none, so no node may be missing. Raises msgspec's errors if not even the
     name can be read.
     """
     with contextlib.suppress(msgspec.ValidationError, UnicodeDecodeError, RecursionError):
@@ -139,7 +140,7 @@ def read_node(raw: msgspec.Raw, selector: Mapping[str, str] | None = None) -> mo
 
 
 def pod(raw: objects.Pod) -> model.Pod | None:
-    """Reduce a pod that uses fuse or runs a device plugin to the model; return None for others."""
+    """Reduce a pod that concerns fuse or device plugins to the model; return None for others."""
     spec = raw.spec or objects.PodSpec()
     status = raw.status or objects.PodStatus()
     containers = [*(spec.init_containers or ()), *(spec.containers or ())]
@@ -189,7 +190,7 @@ def slice_of(raw: scheduling.ResourceSlice) -> model.ResourceSlice:
 def encode_inventory(
     nodes: Mapping[str, sources.Kinds], simulated: frozenset[str] = frozenset()
 ) -> str:
-    """Encode the kinds of GPU by node as text; equal nodes always produce equal text.
+    """Encode the kinds of GPU by node as text; equal arguments always produce equal text.
 
     A node that reports too much is left out, and so are nodes that do not fit, so that one node
     cannot prevent the others from being written.
@@ -216,7 +217,7 @@ def decode_inventory(text: str) -> tuple[dict[str, sources.Kinds], frozenset[str
 
 
 def is_bounded(kinds: sources.Kinds) -> bool:
-    """Return whether a node's kinds of GPU are few enough to be stored for the commands."""
+    """Return whether a node's kinds of GPU are few and short enough to store for the commands."""
     return len(kinds) <= _KINDS_MAX and all(len(kind.name) <= _NAME_MAX for kind in kinds)
 
 

@@ -3,7 +3,7 @@
 Whole words are compared, never parts of them: `RTX A4000` is not an A40, and an A100 with 80 GB is
 an `a100-80gb`. Names are SkyPilot's (sky/utils/gpu_names.py), so that labels match requests.
 
-SkyPilot reads one label scheme for a whole cluster: the first in this order whose first value is
+SkyPilot reads one label scheme for a whole cluster: the first in `SCHEMES` whose first value is
 valid (sky/provision/kubernetes/utils.py, _GPULabelFormatterSelector). Only muster reads the schemes
 after Nebius.
 """
@@ -123,7 +123,10 @@ def name(
 
 
 def of_node(names: Iterable[Name]) -> Name:
-    """Return the common name of a node's GPUs; MIXED if names differ or some GPUs have none."""
+    """Return the name that all GPUs of a node share, with the least certain reason.
+
+    Without a shared name, the value is None: MIXED if names differ, NO_NAME without GPUs.
+    """
     distinct = list(dict.fromkeys(names))
     if len({name.value for name in distinct}) > 1:
         return Name(None, Reason.MIXED)
@@ -235,13 +238,13 @@ AUTOSCALER_KEYS: Final = frozenset(
 )
 """Keys by which the Cluster Autoscaler treats a node without GPUs as unready.
 
-Muster never writes them (each provider's GPULabel, kubernetes/autoscaler 55c37cd).
+They are each provider's GPULabel (kubernetes/autoscaler 55c37cd). Muster never writes them.
 """
 
 _GKE: Final = {"h100-80gb": "h100", "h200-141gb": "h200", "h100-mega-80gb": "h100-mega"}
 _GKE_STRIPPED: Final = ("nvidia-tesla-", "nvidia-")
 _AMBIGUOUS: Final = frozenset({"rtx6000"})
-"""Ambiguous names: this one means an RTX PRO 6000 at Nebius, and an RTX 6000 elsewhere."""
+"""Ambiguous names: `rtx6000` means an RTX PRO 6000 at Nebius, and an RTX 6000 elsewhere."""
 _MIB: Final = re.compile(r"[0-9]{1,9}")
 _MIB_PER_GIB: Final = 1024
 OWNED: Final = frozenset({SKYPILOT, MUSTER, GFD_PRODUCT, COUNT, MEMORY})
@@ -282,7 +285,7 @@ class Reading:
 
 
 def read_labels(labels: Mapping[str, str]) -> list[Reading]:
-    """Return the accelerator names in each scheme's labels of a node, in SkyPilot's order."""
+    """Return a reading of each scheme's label that a node has, in the order of `SCHEMES`."""
     readings = []
     for scheme in SCHEMES:
         value = labels.get(scheme.key)

@@ -1,4 +1,4 @@
-"""Pure: every label that muster may write; the policy generated from it refuses all others.
+"""Pure: every label that muster may write; the generated admission policy refuses all others.
 
 `scripts/manifests.py` writes these labels and the forms of their values into
 `k8s/base/admission.yaml`, so that the API refuses anything else, even if the labeler is
@@ -77,7 +77,7 @@ _PROFILE_PREFIX: Final = f"{feature_discovery.DOMAIN.replace('.', '[.]')}/mig-"
 PROFILE_KEY: Final = (
     f"{_PROFILE_PREFIX}{feature_discovery.PROFILE}[.]({_alternatives(_OF_RESOURCE)})"
 )
-"""The keys of the labels of one MIG profile."""
+"""The pattern of the keys of one MIG profile's labels."""
 PROFILE_LABEL: Final = (
     f"{_PROFILE_PREFIX}{feature_discovery.PROFILE}[.]"
     f"(({_alternatives(dict.fromkeys(MEASURES, ''))})={_NUMBER}"

@@ -2,9 +2,8 @@
 
 Keys and values are those of NVIDIA/k8s-device-plugin 1b826ac, internal/lm, so that selectors that
 use them keep working. Two differences are intended. An unknown value is left out without affecting
-other labels. On a node with several models, muster always names the same model, while NVIDIA's
-choice is random: whole GPUs before partitioned ones, then the most numerous, then the first by
-name.
+other labels. On a node with several models, NVIDIA's choice is random, while muster prefers whole
+GPUs to partitioned ones, then the most numerous model, then the first by name.
 """
 
 import re
@@ -254,7 +253,7 @@ def _profiles(
 
 
 def _shares(resources: Iterable[vocabulary.GpuResource]) -> dict[str, _Share]:
-    """Return how each profile's devices are shared, even if only some of them are."""
+    """Return how the devices of each profile are shared; the resource with most replicas counts."""
     shares: dict[str, _Share] = {}
     for resource in resources:
         profile = _dotted(resource.profile)

@@ -59,7 +59,7 @@ class LabelStatus:
 
     @property
     def current(self) -> str | None:
-        """Return the label's value, or None without one."""
+        """Return the label's value, or None if the node does not have the label."""
         return self.node.labels.get(accelerators.SKYPILOT)
 
     @property
@@ -76,14 +76,14 @@ class LabelStatus:
 
     @property
     def foreign_owners(self) -> str:
-        """Return the label's other owners as text; empty if there is no label or no other owner."""
+        """Return the label's other owners as text; empty if only muster owns it, or without it."""
         if self.current is None or (self.is_ours and not self.other_owners):
             return ""
         return ", ".join(self.other_owners) or "an unknown manager"
 
     @property
     def is_outdated(self) -> bool:
-        """Return whether muster wrote the label for GPUs that the node no longer has."""
+        """Return whether a label that only muster owns no longer matches the node's GPUs."""
         claim, (source, product) = self.identity.best, self.node.labelled_from
         if claim is None or not self.node.is_ours_alone(accelerators.SKYPILOT):
             return False
@@ -120,7 +120,7 @@ def label_statuses(
 def provenance(
     status: LabelStatus, value: str | None, *, actor: str, version: str, at: str
 ) -> Mapping[str, object]:
-    """Return the provenance of a label: its source, its writer and the previous value."""
+    """Return the provenance of a label: its source, its previous value, and who wrote it when."""
     claim = status.identity.best
     previous = {"previous": status.current} if status.current is not None else {}
     return {
@@ -140,7 +140,7 @@ def covering_scheme(statuses: Sequence[LabelStatus]) -> str | None:
     """Return the key of another scheme that makes SkyPilot's own label unnecessary, if any.
 
     That scheme names every GPU node with certainty. The result is None if any node has SkyPilot's
-    own label: on only some nodes, that label hides the other nodes.
+    own label, because SkyPilot then reads this label and does not see the nodes without it.
     """
     if not statuses or any(status.current is not None for status in statuses):
         return None
@@ -225,7 +225,10 @@ def _owned_state(node: model.Node) -> LabelState:
 
 
 def _is_wrong(label: str, wanted: accelerators.Name) -> bool:
-    """Return whether a label is certainly wrong; a guess or an unknown memory size is not proof."""
+    """Return whether a label is certainly wrong.
+
+    A guessed name proves nothing; with unknown memory, the label need only begin with the name.
+    """
     if wanted.value is None or wanted.reason is Reason.FALLBACK:
         return False
     if wanted.reason is Reason.MEMORY_UNKNOWN:

@@ -29,7 +29,7 @@ class Source(enum.StrEnum):
 
 
 class Product(msgspec.Struct, frozen=True, omit_defaults=True, array_like=True):
-    """One kind of GPU, as a node's agent reports it."""
+    """One kind of GPU, as a node's agent or DRA reports it."""
 
     name: str
     memory_mib: int | None = None
@@ -45,8 +45,8 @@ Kinds = Mapping[Product, int]
 class Claim:
     """The accelerator name from one source, and the text that it was derived from.
 
-    `product` is the text for which an alias can be given: empty if there are several products, or
-    none.
+    `product` is the text for which an alias can be given; empty if the source does not report a
+    single product.
     """
 
     source: Source
@@ -73,7 +73,10 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """The reports of plugins and DRA about GPUs, by node, and the reviewed `aliases`."""
+    """The reports of plugins and DRA about GPUs, by node, and the reviewed `aliases`.
+
+    `may_use_instance_type` means that a name from the instance type may be written.
+    """
 
     agents: Mapping[str, Kinds]
     slices: Mapping[str, Kinds]
@@ -134,7 +137,7 @@ _INSTANCE_TYPES: Final = tuple(
         (r"gpu-(h100|h200|b200|b300|l40s)-.+", ""),
     )
 )
-"""The accelerator name for each pattern of instance types; if empty, the pattern's first group.
+"""The accelerator name for each pattern of instance types; "" means the pattern's first group.
 
 A name is only a hint, and is used for a label only on request: the type shows which GPUs were
 ordered, not which GPUs the node has.
@@ -168,7 +171,7 @@ def describe(products: Kinds) -> str:
 
 
 def without_counts(text: str) -> str:
-    """Remove the counts from a text written by `describe`."""
+    """Return a text that `describe` wrote without its counts."""
     return _COUNTS.sub("", text)
 
 

@@ -1,8 +1,9 @@
 """Adapter: the bus and the Kubernetes API: publishes decisions and node conditions.
 
 Labelling never waits for publishing, and continues while NATS is disconnected: events wait in
-bounded queues. Events that do not fit are dropped and counted; a node is evaluated again after its
-plugin's next inventory. The condition of a node shows health's verdicts on its plugins.
+bounded queues. If a queue is full, its oldest event is dropped and counted; a node is evaluated
+again after its plugin's next inventory. The condition of a node shows health's verdicts on its
+plugins.
 """
 
 import asyncio
@@ -66,9 +67,9 @@ WriteCondition = Callable[[model.Node, Condition], Awaitable[bool]]
 
 
 class ClusterRecords:
-    """Writes the leader's records to the cluster: everything except labels.
+    """Writes the leader's Kubernetes Events, node conditions and inventory to the cluster.
 
-    No decision depends on them: a failure is counted, logged once, and not retried here.
+    No decision depends on these records: a failure is counted, logged once, and not retried here.
     """
 
     def __init__(
@@ -170,7 +171,7 @@ class DecisionPublisher:
         )
 
     def publish(self, decision: decisions.Decision, *, node: str, cause: str) -> None:
-        """Queue a decision for the bus, once per cause; some decisions have no event."""
+        """Queue the event of a decision, if it has one, for the bus, with an id from `cause`."""
         event = decisions.to_event(decision, node=node, at=datetime.now(UTC))
         if event is None:
             return
@@ -259,7 +260,7 @@ class NodeConditionWriter:
 def _has_room(
     verdicts: dict[str, vocabulary.VerdictChanged], added: vocabulary.VerdictChanged
 ) -> bool:
-    """Return whether another plugin's verdict fits; may drop a watched one to make room."""
+    """Return whether another plugin's verdict fits; may drop a watched plugin's to make room."""
     same = [name for name, each in verdicts.items() if bool(each.watched) is bool(added.watched)]
     if not added.watched:
         return len(same) < vocabulary.PLUGINS_MAX

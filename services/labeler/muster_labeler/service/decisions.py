@@ -62,7 +62,7 @@ NO_REPORT: Final = Report(kinds={})
 
 
 def kinds_of(node: vocabulary.GpuNode | None) -> dict[sources.Product, int]:
-    """Return the GPU models of a node with the number of physical GPUs of each.
+    """Return the kinds of GPU of a node, with the number of physical GPUs of each kind.
 
     A GPU in MIG mode is partitioned, whether or not it has MIG devices yet.
     """
@@ -206,7 +206,7 @@ class AllOrNothing:
         return f"on hold until all GPU nodes can be labelled; the policy does not label {names}"
 
     def covering_scheme(self) -> str | None:
-        """Return the key of another scheme that names every GPU node, if no node is labelled."""
+        """Return the key of another scheme that names every GPU node; None if any is labelled."""
         marks = +self._counts
         if not marks or any(mark.is_labelled for mark in marks):
             return None

@@ -1,4 +1,4 @@
-"""Pure: the nodes with GPUs: the plugins' reports, and the last decision about each node."""
+"""Pure: the nodes of the cluster, the plugins' reports, and the last decision about each node."""
 
 import dataclasses
 import functools
@@ -32,7 +32,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Fleet:
-    """The nodes with GPUs, by name.
+    """The nodes of the cluster by name, with the plugins' reports and the last decisions.
 
     While `are_nodes_unknown` is true, the nodes of the cluster have not been listed, and every node
     that a plugin reports counts as existing.
@@ -73,7 +73,7 @@ class Fleet:
     def observe_inventory(self, event: codec.CloudEvent) -> bool:
         """Store a plugin's inventory; return False if it is refused or outdated.
 
-        The time that this takes does not depend on the number of plugins and nodes.
+        The time that this takes does not depend on the number of nodes.
         """
         inventory = event.data
         assert isinstance(inventory, vocabulary.InventoryReported), f"{event.type}: no inventory"
@@ -125,12 +125,12 @@ class Fleet:
         return True
 
     def put_written(self, before: model.Node, now: model.Node) -> None:
-        """Store a node read back after a write, unless it has changed in the meantime."""
+        """Store a node read back after a write, unless a newer version was stored meanwhile."""
         if self._nodes.get(now.name) is before:
             self.put(now)
 
     def replace(self, nodes: Iterable[model.Node]) -> list[str]:
-        """Replace all nodes with those that exist; return the names of the changed ones."""
+        """Replace all nodes with those that exist; return the names of new and changed nodes."""
         present = {node.name: node for node in nodes}
         gone = [name for name in self._nodes.keys() | self._events.keys() if name not in present]
         for name in gone:
@@ -182,7 +182,7 @@ class Fleet:
         return self._all_or_nothing.objection()
 
     def covering_scheme(self) -> str | None:
-        """Return the key of another scheme that makes muster's label unnecessary, if any."""
+        """Return the key of another scheme that makes SkyPilot's label unnecessary, if any."""
         return self._all_or_nothing.covering_scheme()
 
     def record_decision(
@@ -191,7 +191,7 @@ class Fleet:
         """Store a decision that was carried out; return whether to publish it.
 
         A write is always published; a suggestion or a refusal is not published twice in a row.
-        A node that waits is retried for the same `cause`. A refusal that `is_retriable`, such as a
+        `cause` is kept for the retry of a node that waits. A refusal that `is_retriable`, such as a
         missing permission, is retried less often.
         """
         self._pending.pop(node, None)
@@ -213,12 +213,12 @@ class Fleet:
         return decision.action in _WRITES or before != decision
 
     def is_news(self, node: str, decision: decisions.Decision) -> bool:
-        """Return whether a decision that writes nothing differs from the node's last decision."""
+        """Return whether a decision that neither writes nor waits differs from the last one."""
         is_quiet = decision.action in _WAITING | _WRITES or self._is_read_back(node, decision)
         return not is_quiet and self._decided.get(node) != decision
 
     def pending(self, action: decisions.Action) -> dict[str, str]:
-        """Return the nodes with this pending decision, each with its cause.
+        """Return the nodes with this pending action, each with its cause.
 
         WAIT nodes are retried; HOLD nodes wait until all nodes can be labelled; for REFUSE nodes
         the API refused the label.
@@ -281,7 +281,7 @@ class Fleet:
 
 
 def _ordering(event: codec.CloudEvent) -> codec.CloudEvent:
-    """Return an event without its content, so that ordering 10,000 nodes takes little memory."""
+    """Return an event without its content, so that the events of 10,000 nodes use few bytes."""
     return msgspec.structs.replace(event, id="", type="", boot="", data=_NOTHING)
 
 

@@ -1,4 +1,4 @@
-"""Pure: limits the size of plugins' reports, because a node's credential can send anything."""
+"""Pure: limits the size of plugins' reports, because a node's credentials allow any content."""
 
 import enum
 from typing import Final
@@ -10,7 +10,7 @@ from muster_labeler.service import decisions
 NODES_MAX: Final = 20_000
 """The maximum number of nodes with reports while the cluster's nodes are unknown.
 
-Afterwards, reports of nodes that are not in the cluster are ignored.
+After the nodes have been listed, reports of other nodes are ignored.
 """
 MESSAGES_MAX: Final = vocabulary.PLUGINS_MAX * vocabulary.PAGES_MAX
 """The maximum number of messages in the inventories of one node."""

@@ -2,8 +2,8 @@
 
 It is level-triggered: a node is always evaluated as a whole, so that a removed label is written
 again and a replaced GPU is noticed. One worker handles everything about one node, in order. If
-another writer keeps changing the same label, the labeler stops after ten writes within a minute and
-logs a warning.
+another writer keeps changing a label back, the labeler writes the node at most ten times a minute,
+and logs a warning.
 """
 
 import asyncio
@@ -53,7 +53,7 @@ _CONTESTED: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """The part of the Kubernetes API that the service uses."""
+    """How the service uses the Kubernetes API; `elect` is None if there is no election."""
 
     api: kubernetes_api.Api
     node_api: cluster_api.NodeApi
@@ -267,7 +267,7 @@ class Reconciler:
         )
 
     def _may_suggest(self) -> bool:
-        """Return whether to publish suggestions; without a leader, all replicas publish them."""
+        """Return whether to publish suggestions; all replicas do if no leader is known for long."""
         election = self._election
         return election is None or election.term() is not None or election.problem() is not None
 
@@ -327,7 +327,7 @@ class LabelWriter:
     async def _write(
         self, status: node_labels.LabelStatus, decision: decisions.Decision
     ) -> tuple[decisions.Decision, bool]:
-        """Carry out a decision to write; return its outcome."""
+        """Carry out a decision to write; return the outcome, and whether to retry a refusal."""
         node_api = self._nodes
         assert node_api is not None, "without a cluster nothing is written"
         if decision.action is decisions.Action.WITHDRAW:

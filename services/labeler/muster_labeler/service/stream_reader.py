@@ -1,7 +1,7 @@
 """Adapter: the bus: reads the reports of plugins and health within limits; measures its delay.
 
 Unwanted messages are rejected by their subject alone, so that a node that floods the stream delays
-the others as little as possible.
+other nodes as little as possible.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ Wants = Callable[[str, int], bool]
 
 _REFUSED: Final = metrics.counter(
     "muster_labeler_refused_total",
-    "Inventories that were not read, by the limit.",
+    "Inventories that were ignored, by reason.",
     "reason",
     limits.Refusal,
 )
@@ -99,7 +99,7 @@ class StreamReader:
             self._pass_on(event)
 
     def _wants(self, subject: str, _left: int) -> bool:
-        """Return whether to read a message; verdicts come from health, which has its own limits."""
+        """Return whether to read a message; verdicts always, because health has its own limits."""
         is_earlier_form = subject.endswith(vocabulary.InventoryReported.TYPE)
         if not is_earlier_form and not subject.startswith("muster.inventory."):
             return True
@@ -121,7 +121,7 @@ class StreamReader:
             logs.logger().warning("inventory_refused", reason=refusal, node=node)
 
     async def _read_again(self) -> NoReturn:
-        """Read the stored inventories of new nodes, and of nodes that had sent too much."""
+        """Read the stored events of new nodes, and of nodes that had sent too many messages."""
         while True:
             await asyncio.sleep(_AGAIN_S)
             for node in self._fleet.take_unread():
