@@ -113,7 +113,7 @@ _FLEET: Final[Mapping[AlertKind, tuple[str, str, str]]] = {
     AlertKind.HEALTH_SILENT: (
         "the health service is silent: plugins are not monitored",
         "notifier",
-        "no watchdog tick for 26 s, the last leader was health-0",
+        "no watchdog tick for 26 s; the last leader was health-0",
     ),
     AlertKind.DEAD_LETTERS: (
         "notifications could not be delivered",

@@ -243,33 +243,33 @@ def test_what_is_not_imported_is_reported(tmp_path: Path) -> None:
     assert load(more, tmp_path)[1] == [
         "receivers.0.email_configs.0.html: not imported",
         f"receivers.1.webhook_configs.0.url: {REACH}",
-        "receivers.3: no part of it is imported: nobody is notified of alerts routed to it",
+        "receivers.3: no part of it is imported, so nobody is notified of alerts routed to it",
         (
-            "receivers.4.slack_configs.0.channel: not imported: an incoming webhook has a fixed"
-            " channel"
+            "receivers.4.slack_configs.0.channel: not imported, because an incoming webhook has"
+            " a fixed channel"
         ),
         f"receivers.4.msteamsv2_configs.0.webhook_url: {REACH}",
         "route.group_by: no muster alert has a label cluster",
-        'route.routes.1.matchers: team="ml": no alert has a label team: not imported',
-        "inhibit_rules.0.equal: no muster alert has cluster: left out",
-        "templates: not imported: docs/notifier.md describes muster's templates",
+        'route.routes.1.matchers: team="ml" is not imported: no alert has a label team',
+        "inhibit_rules.0.equal: no muster alert has cluster; left out",
+        "templates: not imported; docs/notifier.md describes muster's templates",
         "tracing: not imported",
-        "global.resolve_timeout: not needed: health reports when an alert is resolved",
+        "global.resolve_timeout: not needed, because health reports when an alert is resolved",
         "global.smtp_hello: not imported",
     ]
 
 
 SLACK = "slack_configs: [{api_url: 'https://hooks.slack.com/services/T'}]"
 NOBODY_ELSE = (
-    "route.receiver: no receiver is imported: "
-    "nobody is notified of alerts that match no other route"
+    "route.receiver: no receiver is imported, "
+    "so nobody is notified of alerts that match no other route"
 )
 NO_ROUTE = "no imported route leads to it, so it gets no muster alerts"
-NO_PART = "no part of it is imported: nobody is notified of alerts routed to it"
+NO_PART = "no part of it is imported, so nobody is notified of alerts routed to it"
 OTHER_KIND = "receivers of this kind are not imported and get no notifications"
-NO_LOGIN = "not imported: the receiver may refuse notifications without it"
-NO_KEY = "not imported: no routing_key (service_key is Events API v1)"
-NO_RELAY_LOGIN = "not imported: no auth_password, so the relay may refuse"
+NO_LOGIN = "not imported; the receiver may refuse notifications without it"
+NO_KEY = "not imported, because routing_key is missing (service_key is for Events API v1)"
+NO_RELAY_LOGIN = "not imported without auth_password, so the relay may refuse mail"
 PUBLISHED = {
     "a first file: one webhook, nothing else": (
         """
@@ -365,11 +365,14 @@ receivers:
 @pytest.mark.parametrize(
     ("kind", "problem"),
     [
-        ("Secret", "a Secret manifest; extract the file first: kubectl get secret "),
-        ("ConfigMap", "a ConfigMap manifest; extract the file first: kubectl get configmap "),
+        ("Secret", "this is a Secret manifest; extract the file first: kubectl get secret "),
+        (
+            "ConfigMap",
+            "this is a ConfigMap manifest; extract the file first: kubectl get configmap ",
+        ),
         (
             "AlertmanagerConfig",
-            "a Kubernetes manifest (AlertmanagerConfig), not an Alertmanager configuration",
+            "this is a Kubernetes manifest (AlertmanagerConfig), not an Alertmanager configuration",
         ),
     ],
 )
@@ -403,18 +406,18 @@ def test_rules_and_routes_that_would_mean_something_else_here_are_left_out(
     ]
     assert sorted(line for line in left_out if line.startswith(("inhibit", "route"))) == [
         (
-            "inhibit_rules.0: not imported: no muster alert has cluster, instance, so it would"
-            " apply to all alerts"
+            "inhibit_rules.0: not imported, because no muster alert has cluster, instance: it"
+            " would apply to all alerts"
         ),
         (
-            'inhibit_rules.1.source_matchers: alertname="Watchdog": no alertname is called'
-            " Watchdog: not imported"
+            'inhibit_rules.1.source_matchers: alertname="Watchdog" is not imported: no'
+            " alertname is called Watchdog"
         ),
-        "inhibit_rules.1: not imported: no muster alert matches it, or every alert does",
-        "inhibit_rules.2.equal: no muster alert has cluster: left out",
+        "inhibit_rules.1: not imported, because no muster alert matches it, or every alert does",
+        "inhibit_rules.2.equal: no muster alert has cluster; left out",
         (
-            'route.routes.0.matchers: env!="dev": no alert has a label env: left out, because it'
-            " always matches"
+            'route.routes.0.matchers: env!="dev" is left out, as it always matches: no alert has a'
+            " label env"
         ),
     ]
     assert imported.routes[0].matchers == ('severity="critical"', 'node=~"gpu-.*"')
@@ -435,7 +438,7 @@ def test_times_and_ranges_may_stand_without_quotes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("a: 1", "an Alertmanager configuration has `route` and `receivers`"),
+        ("a: 1", "not an Alertmanager configuration: route or receivers is missing"),
         ("[]", "the file: expected a mapping"),
         (
             "{route: {receiver: b}, receivers: [{name: a}]}",

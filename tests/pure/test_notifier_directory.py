@@ -43,7 +43,7 @@ def test_a_receiver_has_its_files_name_and_its_secrets_are_files_beside_it(tmp_p
         ("pagerduty: {routing_key_from: {file: none}}", "No such file or directory"),
         ("pagerduty: {routing_key_from: {file: empty}}", "empty"),
         # unfolded, it needs more memory than a machine has
-        ("pagerduty: {routing_key_from: {file: bomb, at: a.k}}", "bomb: a.k: empty"),
+        ("pagerduty: {routing_key_from: {file: bomb, at: a.k}}", "bomb: a.k: missing or empty"),
     ],
 )
 def test_a_receiver_that_cannot_be_used_is_left_out_alone(
@@ -71,8 +71,8 @@ def test_names_are_taken_once_and_there_is_a_limit(tmp_path: Path) -> None:
     content = directory.read(tmp_path, SETTINGS)
     assert [each.name for each in content.receivers] == [f"r{number:02}" for number in range(63)]
     assert list(content.refused) == ["-x", "console", "r63"]
-    assert content.refused["console"] == "the settings have a receiver of this name"
-    assert content.refused["r63"] == "there are already 64 receivers"
+    assert content.refused["console"] == "the settings already have a receiver of this name"
+    assert content.refused["r63"] == "there are already 64 receivers, which is the maximum"
 
 
 def test_files_beyond_the_limit_are_named_once(tmp_path: Path) -> None:

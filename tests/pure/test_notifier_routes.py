@@ -541,7 +541,9 @@ def test_the_owner_of_a_workload_is_notified_beside_others_also_of_the_end() -> 
         n.receiver: (n.why, n.pods_total, *(a.pods for a in (*n.firing, *n.resolved)))
         for n in story.sent
     }
-    why = "the annotation muster.dev/notify on these pods, or on their namespace"
+    why = (
+        "the annotation muster.dev/notify on these pods, or on their namespace, names this receiver"
+    )
     # an owner sees no pods of others, and does not learn how many they are
     assert sent == {"default": ("", 9, ("ml/mine", "x/other")), "team": (why, 1, ("ml/mine",))}
 

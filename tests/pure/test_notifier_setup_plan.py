@@ -133,7 +133,11 @@ def test_a_receiver_replaces_another_only_if_it_is_told_to() -> None:
         ({"ops.yaml": b"x"}, False, taken),
         ({"ops.yaml": b"x"}, True, ""),
         ({"ops.secret": b"x"}, False, ""),
-        ({f"r{number}.yaml": b"" for number in range(64)}, False, "there are already 64 receivers"),
+        (
+            {f"r{number}.yaml": b"" for number in range(64)},
+            False,
+            "there are already 64 receivers, which is the maximum",
+        ),
         ({f"r{number}.yaml": b"" for number in range(63)} | own, False, ""),
     ):
         assert plan.refusal(present, replaces=replaces) == expected

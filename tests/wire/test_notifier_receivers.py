@@ -738,7 +738,7 @@ def test_a_mail_relay_that_is_not_trusted_or_refuses_gets_no_mail(tmp_path: path
             mailbox.unknown = {"ann@example.com"}
             answer = await receiver.send(FIRES, {})
             assert answer.kind is Kind.ACCEPTED
-            assert answer.detail.endswith("; refused there: ann@example.com")
+            assert answer.detail.endswith("; recipients refused: ann@example.com")
             mailbox.refusal = "452 mailbox full"
             assert (await receiver.send(FIRES, {})).kind is Kind.TEMPORARY
             mailbox.refusal = "554 spam"
@@ -994,11 +994,11 @@ def test_without_apprise_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch
         ),
         (
             {"pagerduty": {"routing_key_from": {"env": "MUSTER_NO_SUCH_VARIABLE"}}},
-            "receiver r: the variable MUSTER_NO_SUCH_VARIABLE is not set",
+            "receiver r: the variable MUSTER_NO_SUCH_VARIABLE is not set or is empty",
         ),
         (
             {"webhook": {"url_from": {"file": "/etc/hostname", "at": "a.0"}}},
-            "receiver r: /etc/hostname: a.0: empty",
+            "receiver r: /etc/hostname: a.0: missing or empty",
         ),
         (
             {"apprise": {"url_from": {"file": "/etc/hostname"}}},

@@ -92,7 +92,7 @@ def test_a_tested_receiver_is_added_to_those_that_are_there(tmp_path: Path) -> N
             taken = "there is already a receiver slack: pass another --name, or --replace"
             assert (code, errors[-1]) == (2, f"muster notify: {taken}")
             code, _, errors = await command(world, *SLACK, *about, *CONTEXT, "--name", "ops")
-            taken = "the notifier's settings have a receiver ops: pass another --name"
+            taken = "the notifier's settings already have a receiver ops: pass another --name"
             assert (code, errors[-1]) == (2, f"muster notify: {taken}")
             # no test message before a refusal
             assert len(slack.received()) == 2
@@ -180,7 +180,11 @@ HOST: Final = ("--host", "smtp.example.com")
             "https://a",
             "--name: '../x': expected at most 63 letters, digits, ",
         ),
-        (("slack", "--name", "console"), "https://a", "the settings have a receiver of this name"),
+        (
+            ("slack", "--name", "console"),
+            "https://a",
+            "the settings already have a receiver of this name",
+        ),
         (
             ("webhook", "--url", "https://a", "--directory", "."),
             None,

@@ -242,11 +242,11 @@ def test_an_invalid_signing_secret_is_refused_without_being_shown(secret: str) -
 @pytest.mark.parametrize(
     ("url", "reach", "why"),
     [
-        ("http://127.0.0.1:9/", "public", "127.0.0.1 is this machine: to allow that, set `reach`"),
-        ("http://[::1]:9/", "private", "::1 is this machine: to allow that, set `reach`"),
-        ("http://10.0.0.1/", "public", "10.0.0.1 is private: to allow that, set `reach`"),
-        ("http://[fd00::1]/", "public", "fd00::1 is private: to allow that, set `reach`"),
-        ("http://100.64.0.1/", "public", "100.64.0.1 is private: to allow that, set `reach`"),
+        ("http://127.0.0.1:9/", "public", "127.0.0.1 is this machine; to allow that, set `reach`"),
+        ("http://[::1]:9/", "private", "::1 is this machine; to allow that, set `reach`"),
+        ("http://10.0.0.1/", "public", "10.0.0.1 is private; to allow that, set `reach`"),
+        ("http://[fd00::1]/", "public", "fd00::1 is private; to allow that, set `reach`"),
+        ("http://100.64.0.1/", "public", "100.64.0.1 is private; to allow that, set `reach`"),
         ("http://169.254.169.254/", "loopback", "169.254.169.254 is link-local"),
         ("http://[fe80::1]/", "loopback", "fe80::1 is link-local"),
         ("http://[fd00:ec2::254]/", "private", "fd00:ec2::254 is link-local"),

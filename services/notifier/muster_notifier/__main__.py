@@ -194,7 +194,7 @@ class _Notifier:
         return self.problem() or ""
 
     def _receivers_of(self, alert: vocabulary.AlertChanged) -> set[str]:
-        """Return the receivers that must be notified of an alert now."""
+        """Return the receivers that the routes select for an alert now; empty if it is muted."""
         labels = matching.labels_of(alert)
         if self._muting.muted_by(labels, alert.at) is not None:
             return set()
@@ -221,7 +221,7 @@ class _Notifier:
         return 200, "application/json", msgspec.json.encode(state)
 
     async def lost(self) -> None:
-        """Wait until another notifier leads, and briefly until our alert about NATS is resolved."""
+        """Wait until another notifier leads; then briefly, until our NATS alert is resolved."""
         await self.election.lost()
         await self._outage_alarm.settle()
 

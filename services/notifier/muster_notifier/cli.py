@@ -1,6 +1,6 @@
 """Adapter: the `muster notify` commands: test a receiver, explain routing, import settings.
 
-Exit codes: 0 success, 1 the receiver did not accept the message, 2 the input cannot be used.
+Exit codes: 0 success, 1 failure or nobody is notified, 2 the input cannot be used.
 """
 
 import asyncio
@@ -314,7 +314,7 @@ async def _explain(
             ):
                 await _read_bus(connected, mutes)
         except TimeoutError:
-            problem = "does not answer: silences and inhibiting alerts are not considered"
+            problem = "does not answer: silences, maintenance and other alerts are not considered"
             output.warn(_NAME, f"NATS at {configured.bus.url} {problem}")
     return _explained(configured, labels, mutes)
 

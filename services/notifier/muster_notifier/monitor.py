@@ -98,7 +98,7 @@ class Silent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recovered:
-    """Health sends ticks again, after `seconds` of silence."""
+    """Health sends ticks again, after `seconds` of silence; `holder` sent the first one."""
 
     seconds: float
     holder: str
@@ -238,7 +238,7 @@ class OwnAlerts:
         """Raise an alert when health is silent, and resolve it when health sends ticks again."""
         match output:
             case Silent(seconds=seconds, holder=holder):
-                leader = f", the last leader was {holder}" if holder else ""
+                leader = f"; the last leader was {holder}" if holder else ""
                 observed = f"no watchdog tick for {seconds:.0f} s{leader}"
                 kind = vocabulary.AlertKind.HEALTH_SILENT
                 await self._report(kind, _SILENT, observed, fires=True, at=datetime.now(UTC))
@@ -359,7 +359,7 @@ async def announce(
 
 
 async def ping(to: endpoint.Endpoint, *, interval_s: float, alive: Callable[[], bool]) -> None:
-    """Ping a URL every `interval_s` while `alive`; an external monitor detects missing pings."""
+    """Ping a URL every `interval_s` while `alive()` is true; a monitor detects missing pings."""
     was_taken = True
     while True:
         if alive():

@@ -49,8 +49,8 @@ class _Options:
     secret_file
         A file with the receiver's secret; without it, the command prompts for the secret.
     context
-        The kubeconfig context of muster's cluster; without it and --directory, the manifest is
-        printed.
+        The kubeconfig context of muster's cluster; if neither it nor --directory is given, the
+        manifest is printed.
     directory
         Write to this directory, for `muster up --receivers DIRECTORY`, instead of a cluster.
     namespace
@@ -323,7 +323,7 @@ async def _refusal_of_cluster(plan: setup_plan.Plan, options: _Options, context:
         secret = installation.receivers_secret(await cluster.pods(), options.namespace)
         refusal = plan.refusal(await cluster.secret(secret), replaces=options.replace)
     if plan.name in await running.configured_names(context, options.namespace):
-        return f"the notifier's settings have a receiver {plan.name}: pass another --name"
+        return f"the notifier's settings already have a receiver {plan.name}: pass another --name"
     return refusal
 
 

@@ -34,7 +34,7 @@ class Unusable(Exception):
 
 
 def connected() -> contextlib.AbstractAsyncContextManager[bus.Bus]:
-    """Connect to NATS, in the cluster opened by the command, if any. Raises ConnectionError."""
+    """Connect to NATS at `$NATS_URL`, or else on this machine. Raises ConnectionError."""
     return events.connect("notify", os.environ.get("NATS_URL"))
 
 
@@ -51,7 +51,7 @@ async def settings_in(context: str, namespace: str) -> schema.Settings:
 
 
 async def configured_names(context: str, namespace: str) -> list[str]:
-    """Return the receivers in the settings of the notifier in a cluster.
+    """Return the names of the receivers in the settings of the notifier in a cluster.
 
     Raises Unreachable and Unusable.
     """
@@ -83,7 +83,10 @@ async def more_receivers(
 
 
 async def test(name: str, *, at: datetime) -> list[sample_message.Attempt]:
-    """Make the notifier send a test message, dated `at`. Raises Unusable, ConnectionError."""
+    """Make the notifier send a test message, dated `at`; return the attempts.
+
+    Raises Unusable and ConnectionError.
+    """
     async with connected() as link:
         announced = await _announced(link)
         if name in announced.refused:

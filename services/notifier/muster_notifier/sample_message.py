@@ -65,7 +65,7 @@ Deliver = Callable[[notifications.Notification], Awaitable[Attempt]]
 async def send(receiver: receiver_settings.Receiver, configured: schema.Settings) -> list[Attempt]:
     """Send a test message and, if that opens an incident, the message that resolves it.
 
-    Raises factory.Unusable.
+    Returns the attempts. Raises factory.Unusable.
     """
     sender = factory.make(receiver, configured)
     for problem in sender.problems:

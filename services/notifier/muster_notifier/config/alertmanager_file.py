@@ -1,4 +1,4 @@
-"""Pure: reads sections of an Alertmanager configuration, and records the parts not imported.
+"""Pure: reads sections of an Alertmanager configuration, and records what is not imported.
 
 Settings refer to a secret by its path in the file, so a Kubernetes manifest that embeds the file is
 refused. Relative paths are relative to the file's directory.
@@ -16,16 +16,17 @@ _DURATION: Final = re.compile(
 )
 _UNITS: Final = (365 * 86_400.0, 7 * 86_400.0, 86_400.0, 3600.0, 60.0, 1.0, 0.001)
 _WHY: Final = {
-    "global.resolve_timeout": "not needed: health reports when an alert is resolved",
-    "templates": "not imported: docs/notifier.md describes muster's templates",
+    "global.resolve_timeout": "not needed, because health reports when an alert is resolved",
+    "templates": "not imported; docs/notifier.md describes muster's templates",
 }
 _MANIFESTS: Final = {
     "Secret": (
-        "a Secret manifest; extract the file first: kubectl get secret NAME -n NAMESPACE "
+        "this is a Secret manifest; extract the file first: kubectl get secret NAME -n NAMESPACE "
         r"-o jsonpath='{.data.alertmanager\.yaml}' | base64 -d > alertmanager.yaml"
     ),
     "ConfigMap": (
-        "a ConfigMap manifest; extract the file first: kubectl get configmap NAME -n NAMESPACE "
+        "this is a ConfigMap manifest; extract the file first: "
+        "kubectl get configmap NAME -n NAMESPACE "
         r"-o jsonpath='{.data.alertmanager\.yml}' > alertmanager.yml"
     ),
 }
@@ -147,6 +148,6 @@ def refuse_manifest(document: object) -> None:
         kind = str(document["kind"])
         raise Unreadable(
             _MANIFESTS.get(
-                kind, f"a Kubernetes manifest ({kind}), not an Alertmanager configuration"
+                kind, f"this is a Kubernetes manifest ({kind}), not an Alertmanager configuration"
             )
         )

@@ -1,9 +1,9 @@
 """Pure: converts an Alertmanager configuration file to settings of the notifier.
 
-It imports the route, the receivers webhook, slack, pagerduty, email and msteams, inhibit_rules and
-time_intervals. Everything else is reported as left out; differences are reported as well. An
-omission is a loss if it can leave somebody without notifications. Secrets stay in the file, and
-settings refer to them by path. Relative paths are relative to the file's directory.
+It imports the route, inhibit_rules, time_intervals, and receivers of the kinds webhook, slack,
+pagerduty, email and msteams. Everything else is reported as left out; differences are reported as
+well. An omission is a loss if it can leave somebody without notifications. Secrets stay in the
+file, and settings refer to them by path. Relative paths are relative to the file's directory.
 """
 
 import re
@@ -45,9 +45,9 @@ _ACCESS: Final = (
 
 
 class Importer:
-    """Converts one file; `left_out` lists every part that is left out or works differently.
+    """Converts one file; `losses` lists omissions that can leave somebody without notifications.
 
-    `losses` lists the omissions that can leave somebody without notifications.
+    `left_out` lists the other parts that are left out, and those that work differently.
     """
 
     def __init__(self, file: str) -> None:
@@ -62,7 +62,7 @@ class Importer:
         alertmanager_file.refuse_manifest(document)
         top = _Section(document, "", self._file, self.left_out, self.losses)
         if "route" not in top or "receivers" not in top:
-            raise _Unreadable("an Alertmanager configuration has `route` and `receivers`")
+            raise _Unreadable("not an Alertmanager configuration: route or receivers is missing")
         general = top.section("global")
         receivers = [
             imported
@@ -99,11 +99,11 @@ class Importer:
                 text = "no imported route leads to it, so it gets no muster alerts"
                 self.losses.append(f"receiver {name}: {text}")
         if not root.get("receivers"):
-            text = "nobody is notified of alerts that match no other route"
-            self.losses.append(f"route.receiver: no receiver is imported: {text}")
+            text = "so nobody is notified of alerts that match no other route"
+            self.losses.append(f"route.receiver: no receiver is imported, {text}")
 
     def _receiver(self, receiver: _Section, general: _Section, index: int) -> Iterator[Tree]:
-        """Yield a receiver in the notifier's settings for each integration that can be imported."""
+        """Yield the settings of one of muster's receivers for each integration that is imported."""
         name = str(receiver.get("name", ""))
         base = _NAME.sub("-", name).strip("-_")[:50] or f"receiver-{index}"
         own: list[str] = []
@@ -127,7 +127,7 @@ class Importer:
                 yield {"name": unique, **way, "send_resolved": resolved}
         self._receiver_names[name] = own
         if not own:
-            text = "no part of it is imported: nobody is notified of alerts routed to it"
+            text = "no part of it is imported, so nobody is notified of alerts routed to it"
             (receiver.lose if receiver.has_integrations else receiver.differ)("", text)
         receiver.leave_out_others()
 
@@ -169,7 +169,7 @@ class Importer:
 def _webhook(section: _Section, _: _Section) -> Tree | None:
     url = section.secret("url")
     if url is None:
-        section.lose("", "not imported: no url")
+        section.lose("", "not imported, because url is missing")
         return None
     settings: Tree = {"url_from": url, "format": "alertmanager", **_reach(section, "url")}
     if section.get("max_alerts"):
@@ -183,7 +183,7 @@ def _webhook(section: _Section, _: _Section) -> Tree | None:
         settings["bearer_from"] = bearer
         scheme = str(authorization.get("type", "Bearer"))
         if scheme.lower() != "bearer":
-            authorization.lose("type", f"{scheme} is not supported: sent as Bearer")
+            authorization.lose("type", f"{scheme} is not supported; sent as Bearer")
     _lose_access(http)
     section.leave_out_others("send_resolved")
     return {"webhook": settings}
@@ -193,9 +193,9 @@ def _slack(section: _Section, general: _Section) -> Tree | None:
     url = section.secret("api_url") or general.secret("slack_api_url")
     section.leave_out_others("channel", "send_resolved")
     if "channel" in section:
-        section.differ("channel", "not imported: an incoming webhook has a fixed channel")
+        section.differ("channel", "not imported, because an incoming webhook has a fixed channel")
     if url is None:
-        section.lose("", "not imported: no api_url")
+        section.lose("", "not imported, because api_url is missing")
         return None
     _lose_access(section.section("http_config"))
     written = section if section.secret("api_url") else general
@@ -207,7 +207,8 @@ def _pagerduty(section: _Section, general: _Section) -> Tree | None:
     key = section.secret("routing_key")
     section.leave_out_others("url", "send_resolved")
     if key is None:
-        section.lose("", "not imported: no routing_key (service_key is Events API v1)")
+        text = "routing_key is missing (service_key is for Events API v1)"
+        section.lose("", f"not imported, because {text}")
         return None
     url = section.get("url") or general.get("pagerduty_url")
     settings: Tree = {"routing_key_from": key}
@@ -223,7 +224,7 @@ def _email(section: _Section, general: _Section) -> Tree | None:
     host, _, port = str(value("smarthost") or "").rpartition(":")
     sender, to = value("from"), section.get("to")
     if not host or not sender or not to:
-        section.lose("", "not imported: smarthost, from and to are needed")
+        section.lose("", "not imported, because smarthost, from and to are required")
         return None
     is_implicit = port == str(_SMTPS_PORT)
     is_encrypted = bool(value("require_tls", default=True))
@@ -239,7 +240,8 @@ def _email(section: _Section, general: _Section) -> Tree | None:
     if username and password is not None:
         settings |= {"username": str(username), "password_from": password}
     elif username:
-        section.lose("auth_username", "not imported: no auth_password, so the relay may refuse")
+        text = "not imported without auth_password, so the relay may refuse mail"
+        section.lose("auth_username", text)
     tls = section.section("tls_config")
     if tls.get("ca_file"):
         settings["ca_file"] = tls.resolved(str(tls.get("ca_file")))
@@ -252,7 +254,7 @@ def _teams(section: _Section, _: _Section) -> Tree | None:
     url = section.secret("webhook_url")
     section.leave_out_others("send_resolved")
     if url is None:
-        section.lose("", "not imported: no webhook_url")
+        section.lose("", "not imported, because webhook_url is missing")
         return None
     return {"teams": {"url_from": url, **_reach(section, "webhook_url")}}
 
@@ -261,7 +263,7 @@ def _lose_access(http: _Section) -> None:
     """Report access settings as losses: without them, the receiver may refuse notifications."""
     for key in http.names():
         if key in _ACCESS:
-            http.lose(key, "not imported: the receiver may refuse notifications without it")
+            http.lose(key, "not imported; the receiver may refuse notifications without it")
     http.leave_out_others(*_ACCESS)
 
 
@@ -301,14 +303,14 @@ def _inhibit_rule(rule: _Section) -> Tree | None:
     equal, unknown = rule.labels("equal", routes.LABEL_NAMES)
     shown = ", ".join(unknown)
     if not source or not target:
-        rule.differ("", "not imported: no muster alert matches it, or every alert does")
+        rule.differ("", "not imported, because no muster alert matches it, or every alert does")
         return None
     if unknown and not equal:
-        text = f"not imported: no muster alert has {shown}, so it would apply to all alerts"
+        text = f"not imported, because no muster alert has {shown}: it would apply to all alerts"
         rule.differ("", text)
         return None
     if unknown:
-        rule.differ("equal", f"no muster alert has {shown}: left out")
+        rule.differ("equal", f"no muster alert has {shown}; left out")
     settings: Tree = {"source_matchers": source, "target_matchers": target, "equal": equal}
     return settings | ({"name": str(rule.get("name"))} if "name" in rule else {})
 
@@ -324,8 +326,8 @@ def _matchers(section: _Section, key: str, equal: str, regex: str) -> list[str] 
     is_never_met = not all(matcher.holds({}) for matcher in useless)
     for matcher in useless:
         why = matching.doubt(matcher).partition(";")[0]
-        effect = "not imported" if is_never_met else "left out, because it always matches"
-        section.differ(key, f"{matcher}: {why}: {effect}")
+        effect = "not imported" if is_never_met else "left out, as it always matches"
+        section.differ(key, f"{matcher} is {effect}: {why}")
     if is_never_met:
         return None
     return [text for text in texts if not any(map(matching.doubt, _parsed([text])))]

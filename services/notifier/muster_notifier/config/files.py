@@ -22,11 +22,11 @@ _SECRET_BYTES_MAX: Final = 1024 * 1024
 _HIDDEN: Final = "(secret)"
 _SCHEMES: Final = ("http", "https")
 _MASKED_MIN: Final = 6
-"""The minimum length of a secret that is masked, in characters; many texts contain shorter ones."""
+"""The minimum length of a secret that is masked; shorter strings occur in many texts by chance."""
 
 
 def alertmanager(text: bytes, source: str) -> dict[str, Any]:
-    """Convert an Alertmanager file to a tree of our settings; log left-out parts and losses once.
+    """Convert an Alertmanager file to a tree of our settings; log each left-out part and loss once.
 
     Raises BadSettings.
     """
@@ -39,9 +39,9 @@ def alertmanager(text: bytes, source: str) -> dict[str, Any]:
 
 
 def translate(text: bytes, source: str) -> tuple[dict[str, Any], alertmanager_importer.Importer]:
-    """Convert an Alertmanager file; return a tree of our settings, and the importer with `losses`.
+    """Convert an Alertmanager file; return a tree of our settings, and the importer.
 
-    Raises BadSettings.
+    The importer lists what it has left out. Raises BadSettings.
     """
     documents = settings.parse(text, source=source)
     importer = alertmanager_importer.Importer(str(Path(source).absolute()))
@@ -56,7 +56,10 @@ FORMATS: Final[Mapping[str, settings.Foreign]] = {"alertmanager": alertmanager}
 
 
 def read(file: Path, *, written_for: str, environment: Mapping[str, str]) -> schema.Settings:
-    """Return the settings in a file. Raises BadSettings."""
+    """Return the settings from a file and the environment; `written_for` is the file's format.
+
+    Raises BadSettings.
+    """
     return settings.load(
         schema.Settings,
         prefix=PREFIX,
@@ -86,7 +89,7 @@ def receiver(text: bytes, *, name: str, directory: Path) -> receiver_settings.Re
 
 
 def _placed(tree: object, directory: Path, problems: list[str]) -> object:
-    """Return the tree with full paths of secrets' files; add refused secrets to `problems`."""
+    """Return the tree with full paths of secrets' files; add a problem for each refused secret."""
     if isinstance(tree, list):
         return [_placed(each, directory, problems) for each in tree]
     if not isinstance(tree, dict):
@@ -157,7 +160,7 @@ def secret(where: receiver_settings.Secret) -> str:
     if where.env is not None:
         value = os.environ.get(where.env, "").strip()
         if not value:
-            raise NoSecret(f"the variable {where.env} is not set")
+            raise NoSecret(f"the variable {where.env} is not set or is empty")
         return value
     assert where.file is not None, "a secret is in a file or in a variable"
     try:
@@ -169,12 +172,12 @@ def secret(where: receiver_settings.Secret) -> str:
     except UnicodeDecodeError:
         raise NoSecret(f"{where.file}: not UTF-8 text") from None
     if not value:
-        raise NoSecret(f"{place(where)}: empty")
+        raise NoSecret(f"{place(where)}: missing or empty")
     return value
 
 
 def _inside(text: bytes, at: str) -> str:
-    """Return the text at the path `at` in a YAML file; empty if there is none."""
+    """Return the text at the path `at` in a YAML file; empty if there is none or it is not YAML."""
     try:
         branch: object
         (branch,) = settings.parse(text, source=at)

@@ -184,7 +184,7 @@ class Kubernetes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KubernetesEvents(msgspec.Struct, frozen=True, kw_only=True):
-    """Kubernetes Events on the node and, if enabled, on the pods."""
+    """Kubernetes Events about the node and, if `pods` is set, about the pods of an alert."""
 
     pods: bool = True
     namespace: Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$")] = (
@@ -231,7 +231,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Receiver(msgspec.Struct, frozen=True, kw_only=True):
-    """One receiver: its name, and exactly one kind of receiver."""
+    """One receiver: its name, a section for exactly one kind, and settings that all kinds share."""
 
     name: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][-A-Za-z0-9_]{0,62}$")]
     webhook: Webhook | None = None
@@ -259,4 +259,4 @@ class Receiver(msgspec.Struct, frozen=True, kw_only=True):
         if len(set_ways) != 1:
             ways = ", ".join(WAYS)
             names = " and ".join(set_ways) or "none"
-            raise ValueError(f"receiver {self.name}: set exactly one of {ways}; {names} set")
+            raise ValueError(f"receiver {self.name}: set exactly one of {ways}; set now: {names}")

@@ -58,7 +58,7 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class InhibitRule(msgspec.Struct, frozen=True, kw_only=True):
-    """While a source alert fires, target alerts with equal labels are muted."""
+    """While a source alert fires, target alerts with the same values of `equal` are muted."""
 
     name: str = ""
     source_matchers: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
@@ -115,7 +115,7 @@ class TimeInterval(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Owners(msgspec.Struct, frozen=True, kw_only=True):
-    """Notifies owners of workloads about the devices that their pods use.
+    """Notifies owners of workloads about alerts that affect their pods.
 
     The annotation, on the pod or on its namespace, names one or more of `receivers`, separated by
     commas. People other than muster's operators can write annotations. So an annotation only
@@ -287,15 +287,16 @@ def owners_route(settings: Settings) -> routes.Route | None:
         receivers=settings.owners.receivers,
         group_by=settings.owners.group_by,
         timing=route_tree(settings).timing,
-        why=f"the annotation {settings.owners.annotation} on these pods, or on their namespace",
+        why=f"the annotation {settings.owners.annotation} on these pods, or on their namespace, "
+        "names this receiver",
     )
 
 
 def ungrouped_receivers(settings: Settings) -> frozenset[str]:
-    """Return the receivers that get every alert separately.
+    """Return the names of the receivers that get every alert separately.
 
-    An Alertmanager groups alerts itself, and an Event is about one object. Of a group of thousands
-    of alerts, such receivers would get only the first ones.
+    An Alertmanager groups alerts itself, and an Event is about one object. These receivers would
+    get only the first alerts of a group of thousands.
     """
     return frozenset(
         receiver.name
@@ -305,7 +306,7 @@ def ungrouped_receivers(settings: Settings) -> frozenset[str]:
 
 
 def acknowledging_receivers(settings: Settings) -> frozenset[str]:
-    """Return the receivers that are also notified when a whole group is silenced."""
+    """Return the names of the receivers that are also notified when a whole group is silenced."""
     return frozenset(
         receiver.name for receiver in settings.receivers if receiver.pagerduty is not None
     )

@@ -1,7 +1,8 @@
 """Pure: plans what `muster notify setup` writes: one receiver in the notifier's receivers Secret.
 
-The Secret has two keys for each receiver: `NAME.yaml`, its settings, and `NAME.secret`, if it needs
-one. Each receiver has a separate field manager, so that adding a receiver never removes another.
+The Secret has two keys for each receiver: `NAME.yaml` for its settings, and `NAME.secret` for its
+secret, if it has one. Each receiver has a separate field manager, so that adding a receiver never
+removes another. With a receivers directory, the same keys are the names of files.
 """
 
 import base64
@@ -20,7 +21,7 @@ Tree = dict[str, object]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """A receiver to add: its name, its settings without the name, and its secret."""
+    """A receiver to add: its name, its settings without the name, and its secret or empty."""
 
     name: str
     settings: Tree
@@ -57,7 +58,7 @@ class Plan:
             return f"there is already a receiver {self.name}: pass another --name, or --replace"
         others = {key for key in present if key.endswith(SUFFIX)} - own.keys()
         if len(others) >= schema.RECEIVERS_MAX:
-            return f"there are already {len(others)} receivers"
+            return f"there are already {len(others)} receivers, which is the maximum"
         return ""
 
 
@@ -118,7 +119,7 @@ def teams(name: str, secret: str, *, reach: receiver_settings.Reach) -> Plan:
 
 
 def webhook(name: str, secret: str, *, url: str, reach: receiver_settings.Reach) -> Plan:
-    """Plan a webhook; without `url`, the secret is the URL, else the signing key or empty."""
+    """Plan a webhook; the secret is the URL; with `url`, it is the signing key, or empty."""
     keys = {"secrets": [_from(name)]} if secret else {}
     settings: Tree = {"url": url, **keys} if url else {"url_from": _from(name)}
     return Plan(name=name, settings={"webhook": settings | _reach(reach)}, secret=secret)

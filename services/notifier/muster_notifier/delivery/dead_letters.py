@@ -68,7 +68,7 @@ def as_of_now(
 
 
 def is_covered(notification: notifications.Notification, last: notifications.LedgerEntry) -> bool:
-    """Return whether a later delivered notification, `last`, lists all alerts of this one."""
+    """Return whether `last` is later, has the same group, and lists all these alerts."""
     alerts = {*notification.firing_ids, *notification.resolved_ids}
     return (
         notification.group == last.group

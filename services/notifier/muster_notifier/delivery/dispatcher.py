@@ -1,4 +1,4 @@
-"""Adapter: runs all receivers: each has its own queue, all share the outbox and the ledger."""
+"""Adapter: runs a worker with a queue for each receiver; all share the outbox and the ledger."""
 
 import asyncio
 import contextlib
@@ -28,7 +28,7 @@ _SETTLED_MAX: Final = 100
 
 
 class Dispatcher:
-    """Runs all receivers; `report` is called with the result of each notification."""
+    """Runs a worker for each receiver; `report` is called with each notification's result."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class Dispatcher:
         self._dead: dict[str, dict[str, None]] = {}
         delivery_metrics.forget()
         self.receivers: list[without_nats.Receiver] = []
-        """The functions that send to receivers directly, without outbox and queue."""
+        """All receivers, each with the function that sends to it directly, bypassing its queue."""
         self._workers = {r.name: self._worker(r) for r in settings.receivers}
 
     def names(self) -> list[str]:
@@ -104,9 +104,9 @@ class Dispatcher:
         return entries
 
     async def pending(self) -> list[notifications.Notification]:
-        """Return the notifications in the outbox, except replays and tests.
+        """Return the notifications in the outbox to our receivers, except replays and tests.
 
-        Messages whose receiver does not exist become dead letters first.
+        Messages whose receiver does not exist are removed first.
         """
         await self._remove_unknown()
         pending = []
@@ -122,7 +122,7 @@ class Dispatcher:
         return pending
 
     async def _keep_clear(self) -> None:
-        """Keep removing messages whose receiver does not exist.
+        """Remove messages whose receiver does not exist, periodically, forever.
 
         Otherwise, they would fill the outbox.
         """

@@ -10,7 +10,7 @@ from muster_notifier.receivers import results
 
 _QUEUED: Final = prometheus_client.Gauge(
     "muster_notifier_queued_notifications",
-    "Notifications that are waiting for a receiver.",
+    "Notifications in a receiver's queue, including those being sent.",
     ["receiver"],
 )
 NOTIFICATIONS: Final = prometheus_client.Counter(

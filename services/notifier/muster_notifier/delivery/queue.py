@@ -12,7 +12,7 @@
 | being sent | temporary failure, and a newer delivery waits | superseded by the newer one |
 | being sent | temporary failure, after `retry_for_s` | dead letter |
 | being sent | any failure of a test message | given up, without a dead letter |
-| being sent | perhaps accepted; repeats are visible | retried after `UNKNOWN_S`, then dead letter |
+| being sent | perhaps accepted, `shows_repeats` | retried after `UNKNOWN_S`, then dead letter |
 | being sent | temporary failure | postponed: waits for its back-off |
 
 A token bucket limits the receiver's rate, and `Retry-After` pauses the whole queue. After
@@ -55,7 +55,10 @@ class Delivery:
 
     @property
     def slot(self) -> str:
-        """The delivery's slot: it sends one delivery at a time, and only the newest one waits."""
+        """The name of the delivery's slot: its group, or for a replay or test its group and id.
+
+        In a slot, one delivery at a time is sent, and only the newest one waits.
+        """
         group, id_ = self.notification.group, self.notification.id
         return f"{group} {id_}" if self.is_replay or self.notification.is_test else group
 
@@ -71,7 +74,7 @@ class Attempted:
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Send this delivery; `attempt` counts from 1."""
+    """Send this delivery; `attempt` counts from 1, including attempts of superseded deliveries."""
 
     delivery: Delivery
     attempt: int
@@ -164,7 +167,7 @@ class DeliveryQueue:
                 return self._on_result(event, now)
 
     def tick(self, now: float) -> Sequence[Output]:
-        """Send the deliveries that are due, within the limits."""
+        """Return a `Send` for each delivery that is due, within the limits."""
         return self._send_due(now)
 
     def next_deadline(self) -> float | None:
@@ -244,7 +247,7 @@ class DeliveryQueue:
         """Take a rate-limit token for every request beyond the first, even if none is left.
 
         At a slow rate, the wait for the next token begins at the result of this request: otherwise
-        a slow request and the next one could arrive less than a second apart.
+        a slow request and the next one could arrive too close together.
         """
         if self._is_slow:
             self._bucket.refill_from(now)
@@ -293,7 +296,7 @@ class DeliveryQueue:
         heapq.heappush(self._due, (at, self._count, name))
 
     def _first(self) -> _Slot | None:
-        """Return the slot that is due first, after dropping outdated heap entries."""
+        """Return the slot that is due first, or None; drop outdated entries of the heap."""
         while self._due:
             at, _, name = self._due[0]
             slot = self._slots.get(name)

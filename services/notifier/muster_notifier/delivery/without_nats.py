@@ -4,7 +4,7 @@ Alerts, outbox and ledger are in NATS: while it is unavailable, alerts neither a
 in the usual way. The last leading notifier therefore sends one alert itself, to the receivers that
 the routes select. A standby, or a notifier that restarts during the outage, sends nothing.
 
-| NATS                                | state that receivers must know         |
+| NATS                                | state that receivers are notified of   |
 |-------------------------------------|----------------------------------------|
 | unusable for less than `patience_s` | unchanged                              |
 | unusable for `patience_s`           | the alert fires, unless it is silenced |
@@ -48,7 +48,7 @@ class Receiver:
 class OutageAlarm:
     """Notifies receivers when NATS becomes unusable, and again when NATS can be used.
 
-    It works while its coroutine `run` runs. `problem` returns why NATS cannot be used, or an empty
+    It works while `run` is running. `problem` returns why NATS cannot be used, or an empty
     text if NATS works or another notifier has to send the alert. `choose` returns the names of an
     alert's receivers.
     """

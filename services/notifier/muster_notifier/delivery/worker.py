@@ -36,7 +36,7 @@ class _About(TypedDict):
 
 
 class _DeliveryLog:
-    """Reports the deliveries of one receiver; `publish` publishes each event only once per id."""
+    """Logs and counts the deliveries to one receiver, and publishes events about them."""
 
     def __init__(
         self, name: str, publish: Callable[[vocabulary.Event, str], Awaitable[object]]
@@ -338,7 +338,7 @@ class ReceiverWorker:
         *,
         attempts: int,
     ) -> None:
-        """Record a delivery in the ledger if it is tracked; then remove it from the outbox."""
+        """Record a delivery in the ledger, except a replay or test; remove it from the outbox."""
         notification = delivery.notification
         # a process that was suspended meanwhile must not overwrite its successor's entry
         await self._dependencies.may_act()

@@ -127,12 +127,12 @@ _SERVICES: Final = frozenset(
 )
 _32_BITS: Final = 0xFFFF_FFFF
 
-_SECRETS: Final = "link-local or used by a cloud for metadata and secrets: never allowed"
-_NOBODY: Final = "not the address of one machine: never allowed"
-_RESERVED: Final = "reserved: never allowed"
-_HOW: Final = "beside its URL, such as `slack: {{reach: {0}, ...}}` (--reach {0})"
-_THIS_MACHINE: Final = f"this machine: to allow that, set `reach` {_HOW.format('loopback')}"
-_PRIVATE: Final = f"private: to allow that, set `reach` {_HOW.format('private')}"
+_SECRETS: Final = "link-local or used by a cloud for metadata and secrets, and never allowed"
+_NOBODY: Final = "not the address of one machine, and never allowed"
+_RESERVED: Final = "reserved, and never allowed"
+_HOW: Final = "beside the URL, such as `slack: {{reach: {0}, ...}}`, or pass --reach {0}"
+_THIS_MACHINE: Final = f"this machine; to allow that, set `reach` {_HOW.format('loopback')}"
+_PRIVATE: Final = f"private; to allow that, set `reach` {_HOW.format('private')}"
 _PUBLIC: Final = ""
 
 _ALLOWED: Final = {

@@ -70,7 +70,7 @@ def read_slack_reply(body: bytes) -> SlackReply:
 
 
 def is_gone(reply: SlackReply) -> bool:
-    """Return whether the message to edit no longer exists."""
+    """Return whether the message to edit no longer exists, or can no longer be edited."""
     return reply.error in _GONE
 
 

@@ -41,7 +41,8 @@ _NO_PREVIEWS: Final[Json] = {"unfurl_links": False, "unfurl_media": False}
 def slack_content(notification: notifications.Notification, words: message.Message) -> Json:
     """Return the message content, for the API and for incoming webhooks.
 
-    The title is the message's text, which a lock screen shows as well; the attachment has the rest.
+    The title is the message's text, which a lock screen shows as well; the attachment has the body
+    and the links.
     """
     blocks: list[Json] = []
     if words.body:

@@ -27,7 +27,7 @@ _Signature = tuple[tuple[str, tuple[int, int, int, int] | None], ...]
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """The usable receivers; `refused` maps the names of unusable receivers to the reasons."""
+    """The usable receivers; `refused` maps unusable receivers, files or directories to reasons."""
 
     receivers: tuple[receiver_settings.Receiver, ...] = ()
     refused: Mapping[str, str] = field(default_factory=dict)
@@ -102,9 +102,9 @@ def _read(path: Path, settings: schema.Settings) -> tuple[Mapping[str, bytes], C
         name = file.removesuffix(setup_plan.SUFFIX)
         if name == file:
             continue
-        problem = "the settings have a receiver of this name" if name in taken else ""
+        problem = "the settings already have a receiver of this name" if name in taken else ""
         if len(taken) >= schema.RECEIVERS_MAX:
-            problem = f"there are already {schema.RECEIVERS_MAX} receivers"
+            problem = f"there are already {schema.RECEIVERS_MAX} receivers, which is the maximum"
         if not problem:
             try:
                 receiver = files.receiver(text, name=name, directory=path)
@@ -158,7 +158,7 @@ def _texts(path: Path) -> Mapping[str, bytes]:
 
 
 def _text(file: Path) -> bytes:
-    """Return the content of a file; empty if it is unreadable or no longer exists."""
+    """Return the content of a regular file; empty if it is another kind or unreadable."""
     try:
         if not file.is_file():
             return b""

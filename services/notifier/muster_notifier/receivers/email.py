@@ -1,6 +1,6 @@
 """Adapter: sends e-mail through a relay, with one SMTP connection for each mail.
 
-The subject contains the state and the group; mails about the same group form one thread.
+The subject is the notification's title; mails about the same group form one thread.
 """
 
 import asyncio
@@ -100,7 +100,10 @@ class Email:
         return self._accepted(notification.id, refused)
 
     async def _connect(self) -> socket.socket:
-        """Return a socket to the first address that answers; slow look-ups delay only this mail."""
+        """Return a socket to the address that answers first.
+
+        Slow look-ups delay only this relay.
+        """
         look_up = functools.partial(
             socket.getaddrinfo, self._settings.host, self._settings.port, type=socket.SOCK_STREAM
         )
@@ -133,7 +136,7 @@ class Email:
             texts = (f"{to}: {_text(refused[to])}" for to in later)
             return self._result(results.Outcome.SERVER_ERROR, "; ".join(texts))
         self._deferred.pop(notification_id, None)
-        unknown = f"; refused there: {', '.join(never)}" if never else ""
+        unknown = f"; recipients refused: {', '.join(never)}" if never else ""
         detail = f"accepted by {self._where}{unknown}"
         return results.Result(results.Outcome.ACCEPTED, detail)
 
@@ -260,7 +263,7 @@ def _text(refusal: _Refusal) -> str:
 
 
 def _reason(error: Exception) -> Exception:
-    """Return an aiosmtplib error as the matching error of the standard library."""
+    """Return the error of the standard library that matches an error, or else the error itself."""
     match error:
         case aiosmtplib.SMTPTimeoutError():
             return TimeoutError(str(error))

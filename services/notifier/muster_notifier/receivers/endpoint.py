@@ -83,9 +83,9 @@ class Endpoint:
         headers: Mapping[str, str] | None = None,
         reads_success: bool = False,
     ) -> results.Result:
-        """Post JSON and return the result, including the text of a refusal.
+        """Post JSON and return the result, including the text of an error response.
 
-        With `reads_success`, a 2xx response whose body reports an error counts as a refusal.
+        With `reads_success`, a 2xx response whose body reports an error counts as a failure.
         """
         response = await self.request(
             "POST",

@@ -112,7 +112,7 @@ def impact(alert: vocabulary.AlertChanged, pods: int) -> str:
 
 
 def lasted(notification: notifications.Notification) -> str:
-    """Return how long the alerts have been firing, or were firing before the last one ended."""
+    """Return how long the alerts have been firing, or were firing until the last one ended."""
     shown = notification.firing or notification.resolved
     ends = [alert.ends_at or notification.at for alert in shown]
     until = notification.at if notification.firing else max(ends, default=notification.at)
@@ -160,7 +160,7 @@ def format_time(at: datetime) -> str:
 
 
 def affected(notification: notifications.Notification, alert: vocabulary.AlertChanged) -> int:
-    """Return the number of pods that an alert affects; the alert names only the first ones."""
+    """Return the number of pods that an alert affects; the alert may name only the first ones."""
     return notification.pods_of.get(alert.fingerprint, len(alert.pods))
 
 

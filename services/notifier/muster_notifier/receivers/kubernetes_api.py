@@ -62,7 +62,7 @@ def events(
     *,
     console_url: str = "",
 ) -> list[Event]:
-    """Return the Events for the first alerts, and for the first pods of each of them."""
+    """Return Events about the node and, if enabled, the first pods of each of the first alerts."""
     made: list[Event] = []
     alerts = (*notification.firing, *notification.notified_resolved)
     for alert in alerts[:_ALERTS_MAX]:
@@ -240,7 +240,7 @@ class KubernetesEvents:
         pace_s: float,
         console_url: str,
     ) -> None:
-        """Create a receiver that waits `pace_s` seconds between requests."""
+        """Create a receiver that waits `pace_s` seconds between Events."""
         self._pace_s = pace_s
         self._console_url = console_url
         self._api = cluster
@@ -348,7 +348,7 @@ class Owners:
                 await self._report(alert_index.OwnedAlert(event, owners))
 
     async def owners_of(self, pods: Iterable[str]) -> Mapping[str, tuple[str, ...]]:
-        """Return the receivers named by the pods' owners, each with its pods (`namespace/name`).
+        """Return the receivers named by the pods' owners, each with these owners' pods.
 
         Raises LookupFailed.
         """

@@ -291,7 +291,7 @@ def alert_lines(
 
 
 def devices(alert: vocabulary.AlertChanged) -> str:
-    """Return the device names; only the first ones if there are many."""
+    """Return the alert's device names, and how many more there are; empty if there are none."""
     more = alert.devices_total - len(alert.devices)
     if not alert.devices:
         return f"{more} of them" if more > 0 else ""
@@ -299,7 +299,7 @@ def devices(alert: vocabulary.AlertChanged) -> str:
 
 
 def pods(notification: notifications.Notification, alert: vocabulary.AlertChanged) -> str:
-    """Return the pod names; only the first ones if there are many."""
+    """Return the first pod names, and how many more there are."""
     shown = alert.pods[:_LINE_PODS_MAX]
     more = notification.pods_of.get(alert.fingerprint, len(alert.pods)) - len(shown)
     return ", ".join(shown) + (f" and {more} more" if more > 0 else "")

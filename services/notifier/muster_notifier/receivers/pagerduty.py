@@ -46,7 +46,7 @@ def encode(
 
 
 def dedup_key(group: str) -> str:
-    """Return a group's `dedup_key`."""
+    """Return a group's `dedup_key`: its name, or a hash if that is too long or not printable."""
     is_fit = len(group) <= _KEY_MAX and group.isprintable()
     return group if is_fit else notifications.token(group)
 
@@ -84,7 +84,7 @@ def _first(notification: notifications.Notification) -> Json:
     """Return the part of the payload that is about the most urgent alert.
 
     If the notification contains no firing alert, because the ids of many thousands of alerts fill
-    it, the payload describes the group.
+    it, this part describes the group.
     """
     if not notification.firing:
         return {

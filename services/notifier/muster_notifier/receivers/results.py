@@ -78,7 +78,7 @@ _CLASSES: Final = {2: Outcome.ACCEPTED, 3: Outcome.REDIRECTED, 5: Outcome.SERVER
 class Result:
     """The result of one attempt to send; `retry_after_s` is the delay that the receiver requested.
 
-    `data` is needed for later messages about the same group, such as the id of the message to edit.
+    `data` has what later messages about the group need, for example the id of the message to edit.
     `is_unknown`: the whole message was sent, but it is unknown whether it was accepted. `requests`
     counts the requests for this message.
     """

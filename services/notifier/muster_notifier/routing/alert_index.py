@@ -2,8 +2,8 @@
 
 The newest event about a fingerprint counts. When the labels of an alert change, its last version is
 resolved in the groups that it no longer belongs to. A resolved alert is resolved in all its groups,
-even in groups that its route no longer leads to. The receivers that the owners of its pods have
-named stay until the owners are looked up again.
+including those of the previous event. The receivers that the owners of an alert's pods have named
+are kept until the owners are looked up again.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -26,7 +26,7 @@ _NO_OWNERS: Final[Owners] = {}
 
 @dataclass(frozen=True, slots=True)
 class OwnedAlert:
-    """An alert; `owners` maps the receivers that its pods' owners have named to those pods."""
+    """An alert's event; `owners` maps each receiver that owners named to these owners' pods."""
 
     event: codec.CloudEvent
     owners: Mapping[str, tuple[str, ...]]
@@ -111,7 +111,7 @@ class AlertIndex:
         return frozenset(name for name, entry in entries if entry and entry.alert.state is fires)
 
     def route_of(self, group: str) -> routes.Route | None:
-        """Return the route whose key a group's name contains; None if there is none any more."""
+        """Return the route whose key is at the start of a group's name; None if there is none."""
         keys = [key for key in self._by_key if group.startswith(f"{key}:{{")]
         return self._by_key[max(keys, key=len)] if keys else None
 
@@ -123,7 +123,7 @@ class AlertIndex:
         labels: Mapping[str, str],
         owners: Owners,
     ) -> Placement:
-        """Return an alert's place in one group; an owner of workloads sees only their own pods."""
+        """Return an alert's place in one group; on the route to owners, with only their pods."""
         receiver = key[0]
         if route is self._owners and receiver in owners:
             own = owners[receiver]

@@ -2,10 +2,10 @@
 
 | # | condition | answer |
 |---|---|---|
-| 1 | the receiver was never notified | FIRST if an alert fires, else nothing |
-| 2 | a firing alert was not in the last notification | FIRST if none fired in it, else NEW_ALERTS |
+| 1 | no last notification, or it listed no firing alerts | FIRST if an alert fires, else nothing |
+| 2 | a firing alert was not firing in the last notification | FIRST if none was, else NEW_ALERTS |
 | 3 | no alert fires | ALL_RESOLVED if an alert fired in the last notification, else nothing |
-| 4 | a resolved alert was not in the last notification, and `send_resolved` is set | NEW_RESOLVED |
+| 4 | `send_resolved`, and a resolved alert was not yet reported as resolved | NEW_RESOLVED |
 | 5 | a firing alert has an aspect that was never in a notification | CHANGED |
 | 6 | the last notification is older than `repeat_interval_s` | REPEAT |
 | 7 | otherwise | nothing |
@@ -55,8 +55,8 @@ def reason_to_notify(
 def is_acknowledged_now(notified: groups.Notified | None, *, silenced: AbstractSet[str]) -> bool:
     """Return whether all alerts that the last notification lists as firing are now silenced.
 
-    Return False if the receiver was already notified of that. The module's table does not cover
-    this case, because the table ignores silenced alerts.
+    Return False if it lists none, or if the receiver was already notified that they are silenced.
+    The module's table does not cover this case, because the table ignores silenced alerts.
     """
     if notified is None or not notified.firing or notified.is_acknowledged:
         return False
@@ -73,7 +73,10 @@ class NotificationBuilder:
         acknowledging: Collection[str],
         muted_by: muting.Muting,
     ) -> None:
-        """Create a builder; `receivers` maps each name to its `send_resolved` setting."""
+        """Create a builder; `receivers` maps the name of each receiver to its `send_resolved`.
+
+        Receivers in `acknowledging` are also notified when a whole group is silenced.
+        """
         self._receivers = dict(receivers)
         self._acknowledging = frozenset(acknowledging)
         self._muting = muted_by
@@ -81,7 +84,7 @@ class NotificationBuilder:
     def build(
         self, group: groups.Group, *, at: datetime, now: float
     ) -> notifications.Notification | None:
-        """Return the notification for a receiver, if one is due; `at` is `now` by the wall clock.
+        """Return the group's notification; None if none is due. `at` is the time of day at `now`.
 
         Resolved alerts that need no notification are dropped from the group.
         """

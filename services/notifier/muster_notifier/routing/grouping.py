@@ -1,10 +1,9 @@
 """Pure: decides when each group of alerts is flushed, and turns groups into notifications.
 
-Each receiver has its own groups, independent of the others. A group is flushed `group_wait_s` after
-its first alert and then every `group_interval_s` while it exists. Each flush leaves out muted
-alerts, and `decision` decides whether to notify. A notification is built only when it can be sent,
-so that it is up to date: changes that arrive while an older notification is in flight, or while the
-receiver is busy, go into the next one.
+Each receiver has its own groups. A group is flushed `group_wait_s` after its first alert and then
+every `group_interval_s` while it exists. Each flush leaves out muted alerts, and `decision` decides
+whether to notify. A notification is built only when it can be sent, so that it is up to date:
+changes that arrive while another one is in flight, or the receiver is busy, go into the next one.
 
 A group has at most one notification in flight, so a resolution never overtakes the notification of
 the firing alert. Only a few notifications to a receiver are in flight (`groups.InflightLimits`);
@@ -112,8 +111,7 @@ class Grouping:
     ) -> None:
         """Restore the state from the ledger, the outbox and the current alerts.
 
-        A ledger entry without firing alerts has the same effect as no entry (rows 1 to 3 of
-        `decision`).
+        For `decision`, a ledger entry without firing alerts is equivalent to no entry (row 1).
         """
         for entry in entries:
             key = entry.receiver, entry.group
@@ -137,7 +135,7 @@ class Grouping:
             self._on_alert(alert, now, is_new=False)
 
     def receive(self, event: Input, now: float) -> Sequence[notifications.Notification]:
-        """Process an alert, a mute, a clock reading or a result; return notifications to send."""
+        """Process an alert, verdict, silence, clock reading or result; return new notifications."""
         match event:
             case alert_index.OwnedAlert() | codec.CloudEvent(data=vocabulary.AlertChanged()):
                 self._on_alert(event, now, is_new=True)
@@ -207,7 +205,10 @@ class Grouping:
     def _resolved_elsewhere(
         self, alert: vocabulary.AlertChanged, present: Sequence[alert_index.Placement]
     ) -> list[alert_index.Placement]:
-        """Return where the ledger lists a resolved alert as firing, except places in `present`."""
+        """Return a resolved alert's placements in groups whose ledger entry lists it as firing.
+
+        Groups in `present` are left out. A firing alert has none.
+        """
         if alert.state is vocabulary.AlertState.FIRING:
             return []
         here = {placement.key for placement in present}
@@ -341,9 +342,9 @@ class Grouping:
         return [*out, *self._notify_waiting(notification.receiver, now)]
 
     def _enqueue(self, group: groups.Group, now: float) -> list[notifications.Notification]:
-        """Queue a flushed group; if its notification is being retried, return the replacement.
+        """Queue a flushed group, or mark it as overdue if a notification about it is in flight.
 
-        While a notification about the group is in flight, only mark the group as overdue.
+        If that notification is being retried, return its replacement, if any.
         """
         if group.in_flight is None:
             self._limits.enqueue(group.key, now)

@@ -1,4 +1,4 @@
-"""Pure: the state of one group of alerts for one receiver, and limits for notifications."""
+"""Pure: the state of groups of alerts, when each is flushed, and limits for notifications."""
 
 import heapq
 import math
@@ -19,8 +19,8 @@ _RESOLVED_MAX: Final = 20_000
 IN_FLIGHT_MAX: Final = 8
 """The maximum number of notifications in flight to one receiver.
 
-A receiver that recovers must not be flooded. A waiting notification is built only when it can be
-sent.
+A receiver that recovers must not be flooded. The notification about a waiting group is built only
+when it can be sent.
 """
 OUTSTANDING_MAX: Final = 256
 """The maximum number of a receiver's notifications in the outbox; retried ones are included."""
@@ -75,18 +75,18 @@ class Group:
     flush_at: float
     notified: Notified | None
     last_id: str
-    """The id of the last delivered notification, even if all its alerts are resolved."""
+    """The id of the last delivered notification, even without firing alerts; empty if unknown."""
     ended_at: float | None = None
-    """When the receiver was last notified that all alerts are resolved."""
+    """When the last notification without firing alerts was created; None if unknown."""
     alerts: dict[str, vocabulary.AlertChanged] = field(default_factory=dict)
     in_flight: notifications.Notification | None = None
     is_overdue: bool = False
     is_postponed: bool = False
     muted: dict[str, muting.Muted] = field(default_factory=dict)
     refusals: int = 0
-    """The number of notifications that have failed since one was last delivered."""
+    """How many notifications have failed since one was last delivered, up to `_REFUSALS_MAX`."""
     held_until: float = -math.inf
-    """Until this time, a notification is sent only if it contains more than the refused one."""
+    """Until this time, a notification is sent only if it has parts that the refused one lacked."""
     _refused: set[str] = field(default_factory=set)
 
     def firing(self) -> list[vocabulary.AlertChanged]:
@@ -98,13 +98,13 @@ class Group:
         return self._in_state(vocabulary.AlertState.RESOLVED)
 
     def was_notified_of(self, fingerprint: str) -> bool:
-        """Return whether a notification, delivered or in flight, lists this alert as firing."""
+        """Return whether the notification last delivered or in flight lists an alert as firing."""
         if self.in_flight is not None and fingerprint in self.in_flight.firing_ids:
             return True
         return self.notified is not None and fingerprint in self.notified.firing
 
     def record_delivery(self, notification: notifications.Notification, *, at: float) -> None:
-        """Record that a notification was delivered; drop the alerts that it lists as resolved."""
+        """Record a delivered notification; drop its resolved alerts that have not fired again."""
         self.notified = None
         self.refusals, self.held_until, self._refused = 0, -math.inf, set()
         self.last_id = notification.id
@@ -136,11 +136,15 @@ class Group:
         self._refused = self._news(notification)
 
     def is_held(self, notification: notifications.Notification, now: float) -> bool:
-        """Return whether a notification is held back, because all its parts were refused before."""
+        """Return whether a notification is held back, because the refused one had all its parts."""
         return now < self.held_until and self._news(notification) <= self._refused
 
     def _news(self, notification: notifications.Notification) -> set[str]:
-        """Return the parts of a notification as texts: firing alerts, their aspects, and ends."""
+        """Return the parts of a notification as texts.
+
+        These are the firing alerts, their start times and aspects, and the resolved alerts that the
+        last delivered notification lists as firing.
+        """
         known = self.notified.firing if self.notified else frozenset()
         news = {f"firing {name}" for name in notification.firing_ids}
         news |= {f"since {a.fingerprint} {a.starts_at.isoformat()}" for a in notification.firing}
@@ -197,7 +201,7 @@ class RestoredGroups:
         self._notified[key] = notified
 
     def end(self, key: Key, last_id: str, ended_at: float | None) -> None:
-        """Record the id and the time of the last notification about a group that has ended.
+        """Record id and time of the last notification about a group whose alerts are all resolved.
 
         The id of the group's next notification is derived from this id.
         """
@@ -212,7 +216,7 @@ class RestoredGroups:
         return notified.id if notified else self._resolved.get(key, ("", None))[0]
 
     def ended_at(self, key: Key) -> float | None:
-        """Return when a receiver was last notified that a group has ended; None if unknown."""
+        """Return when the last notification without firing alerts was created; None if unknown."""
         return self._resolved.get(key, ("", None))[1]
 
     def get(self, key: Key) -> Notified | None:
@@ -237,7 +241,7 @@ class WallClock:
         self._at, self._now = at, now
 
     def set(self, at: datetime, now: float) -> None:
-        """Set the clock; see `__init__`."""
+        """Set the clock; `at` is the time of day at `now`, in monotonic seconds."""
         self._at, self._now = at, now
 
     def at(self, now: float) -> datetime:
@@ -245,7 +249,7 @@ class WallClock:
         return self._at + timedelta(seconds=now - self._now)
 
     def monotonic(self, at: datetime, now: float) -> float:
-        """Return a time of day as monotonic seconds, by the current clock reading."""
+        """Return a time of day as monotonic seconds, by the latest clock reading."""
         return now - (self.at(now) - at).total_seconds()
 
 
@@ -273,7 +277,7 @@ class Timers:
         return None
 
     def pop(self, now: float) -> Group | None:
-        """Return a group that is due, if any."""
+        """Return the group that is due first and unschedule it; None if no group is due."""
         at = self.next()
         if at is None or at > now:
             return None
@@ -294,7 +298,7 @@ class InflightLimits:
         self._waiting[key[0]].setdefault(key, now)
 
     def next(self, receiver: str) -> Key | None:
-        """Remove and return the next group; None if no group may be sent now."""
+        """Remove the next waiting group and return its key; None if none waits or may be sent."""
         waiting = self._waiting[receiver]
         is_busy = (
             self._in_flight[receiver] >= IN_FLIGHT_MAX

@@ -5,9 +5,9 @@ for the source, matchers for the target, and labels that must be equal in both; 
 lack is equal. An alert that matches both sides of a rule is not inhibited by another that matches
 both sides, and so never by itself (prometheus/alertmanager inhibit/inhibit.go).
 
-Time intervals are Alertmanager's: times of day, weekdays, days, months, years. A moment is in an
-interval if it matches each part that is set; it matches a part if it is in one of the part's ranges
-(prometheus/alertmanager timeinterval/timeinterval.go, ContainsTime).
+Time intervals are Alertmanager's: times of day, weekdays, days of the month, months, years. A
+moment is in an interval if it matches each part that is set; it matches a part if it is in one of
+the part's ranges (prometheus/alertmanager timeinterval/timeinterval.go, ContainsTime).
 """
 
 import calendar
@@ -166,7 +166,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Inhibited:
-    """The alert that inhibits another one, and the name of the rule."""
+    """The fingerprint of the alert that inhibits another one, and the name of the rule."""
 
     fingerprint: str
     rule: str
@@ -182,7 +182,7 @@ class Inhibition:
         self._labels: dict[str, Mapping[str, str]] = {}
 
     def add_firing(self, fingerprint: str, labels: Mapping[str, str]) -> None:
-        """Add a firing alert, or replace it if its labels have changed."""
+        """Add a firing alert if it is a source of a rule; replace it if its labels have changed."""
         if self._labels.get(fingerprint) == labels:
             return
         self.remove(fingerprint)
@@ -208,7 +208,7 @@ class Inhibition:
                 sources.pop(values, None)
 
     def inhibited_by(self, labels: Mapping[str, str]) -> Inhibited | None:
-        """Return the alert that inhibits an alert with these labels, if any."""
+        """Return the alert and the rule that inhibit an alert with these labels, if any."""
         for rule, sources in zip(self._rules, self._sources, strict=True):
             if not matching.all_hold(rule.target, labels):
                 continue
@@ -246,7 +246,7 @@ class Muted(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class SilenceChanged:
-    """A silence was added, changed or removed."""
+    """A silence was added, changed or, if `silence` is None, removed."""
 
     id: str
     silence: matching.Silence | None
@@ -292,7 +292,7 @@ class Muting:
             self._silences[change.id] = (change.silence, parsed)
 
     def muted_by(self, labels: Mapping[str, str], at: datetime) -> Muted | None:
-        """Return the cause that mutes an alert at this time, if any."""
+        """Return why an alert with these labels is muted at this time; None if it is not."""
         inhibited = self._inhibition.inhibited_by(labels)
         if inhibited is not None:
             return Muted(Cause.INHIBITED, f"{inhibited.fingerprint} by {inhibited.rule}")
@@ -306,7 +306,7 @@ class Muting:
         return None
 
     def route_muted_by(self, route: routes.Route, at: datetime) -> Muted | None:
-        """Return the cause that mutes a whole route at this time, if any."""
+        """Return why a whole route is muted at this time; None if it is not."""
         for name in route.mute_times:
             if self._contains(name, at):
                 return Muted(Cause.MUTE_TIME, name)
@@ -319,7 +319,7 @@ class Muting:
         return [silence for silence, _ in self._silences.values() if silence.is_active(at)]
 
     def _silences_for(self, labels: Mapping[str, str]) -> Sequence[matching.Silence]:
-        """Return the silences that match, active or not, from a cache if possible."""
+        """Return the silences that match the labels, active or not, from a cache if possible."""
         if not self._silences:
             # while there are no silences, a storm of alerts must not fill the cache
             return ()

@@ -1,7 +1,7 @@
 """Pure: one notification about one group of alerts to one receiver, before its text is written.
 
 The outbox contains it as JSON, with as many alerts as fit and the fingerprints of all alerts. The
-ledger has an entry for the last notification of each receiver and group.
+ledger has an entry for the last notification to each receiver about each group.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ PODS_MAX: Final = 50
 _ASPECTS_MAX: Final = 64
 """The maximum number of an alert's aspects that cause notifications.
 
-Without a limit, a plugin could cause any number of notifications with new names of devices.
+Without a limit, a plugin could cause any number of notifications by reporting new device names.
 """
 
 _URGENCY: Final = tuple(vocabulary.Severity)
@@ -34,7 +34,7 @@ class Malformed(ValueError):
 Time = Annotated[datetime, msgspec.Meta(tz=True)]
 Stored = TypeVar("Stored")
 Aspects = Mapping[str, frozenset[str]]
-"""The aspects of alerts by fingerprint; empty if there are more than `ALERTS_MAX` alerts."""
+"""The aspects of alerts by fingerprint; empty if more than `ALERTS_MAX` alerts fire."""
 _NO_ASPECTS: Final[Aspects] = {}
 
 
@@ -43,11 +43,12 @@ class Notification(msgspec.Struct, frozen=True, kw_only=True):
 
     `id` is derived from the content, so that a receiver can drop a repeat after a crash.
     `firing_ids` and `resolved_ids` are the fingerprints of all alerts; `firing` and `resolved` are
-    the most urgent of these alerts. `episodes` contains the start of each resolved alert. `why` is
-    the reason for notifying this receiver if that is not obvious, for example if it is an owner of
-    a workload. `pods_total` is the number of pods of all alerts; `pods_of` has the number for each
-    alert that names only some of its pods. `aspects` are the aspects of the firing alerts in this
-    and earlier notifications.
+    the alerts, the most urgent first, but only as many as fit if the notification was read from the
+    outbox. `episodes` contains the start of each resolved alert. `why` is the reason for notifying
+    this receiver if that is not obvious, for example if it is an owner of a workload.
+    `pods_total` is the number of pods of all alerts; `pods_of` has the number for each alert that
+    names only some of its pods. `aspects` are the aspects of the firing alerts in this and earlier
+    notifications.
     """
 
     id: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][-A-Za-z0-9]{0,62}$")]
@@ -101,7 +102,7 @@ class Notification(msgspec.Struct, frozen=True, kw_only=True):
 def most_urgent_first(
     alerts: Sequence[vocabulary.AlertChanged],
 ) -> tuple[vocabulary.AlertChanged, ...]:
-    """Return the alerts, the most urgent first; the order depends only on the alerts."""
+    """Return the alerts, the most urgent first; the order of `alerts` does not matter."""
     return tuple(
         sorted(alerts, key=lambda a: (_URGENCY.index(a.severity), a.node, a.devices, a.fingerprint))
     )
@@ -159,7 +160,7 @@ def create(  # noqa: PLR0913  # the parts of a notification, each by its name
 
 
 def aspects_of(alert: vocabulary.AlertChanged) -> frozenset[str]:
-    """Return an alert's cause, its devices, and whether it affects pods, each as a short hash.
+    """Return short hashes of an alert's cause and of each device, and one more if it affects pods.
 
     The cause is the kind and the advice; the summary is not used, because its details change.
     """
@@ -169,10 +170,11 @@ def aspects_of(alert: vocabulary.AlertChanged) -> frozenset[str]:
 
 
 def has_new_aspect(firing: Collection[vocabulary.AlertChanged], before: Aspects) -> bool:
-    """Return whether an alert from an earlier notification has an aspect that is new.
+    """Return whether a firing alert from an earlier notification has an aspect not in `before`.
 
     Each aspect is new only once, so an alert that alternates between two states is not sent each
-    time.
+    time. If more than `ALERTS_MAX` alerts fire, or if an alert has had `_ASPECTS_MAX` aspects, new
+    aspects are ignored.
     """
     if len(firing) > ALERTS_MAX:
         return False
@@ -193,7 +195,7 @@ def _all_aspects(
 
 
 def _affected(alert: vocabulary.AlertChanged) -> int:
-    """Return the number of pods that an alert affects; the alert names only the first ones."""
+    """Return the number of pods that an alert affects; the alert may name only the first ones."""
     return max(len(alert.pods), alert.pods_total)
 
 
@@ -241,9 +243,9 @@ def _brief(alert: vocabulary.AlertChanged) -> vocabulary.AlertChanged:
 class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True):
     """The last notification to a receiver about a group; `firing` and `resolved` are fingerprints.
 
-    `at` is when the notification was decided; after a restart, the group's timers continue from
-    that time. `data` is needed for later messages about the group, such as the id of the message to
-    edit. `starts_at` is when the first of the firing alerts began.
+    `at` is when the decision to notify was made; after a restart, the group's timers continue from
+    that time. `data` has what later messages about the group need, for example the id of the
+    message to edit. `starts_at` is when the first of the firing alerts began; None if none fires.
     """
 
     receiver: Annotated[str, msgspec.Meta(min_length=1)]

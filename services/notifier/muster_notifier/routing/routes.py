@@ -3,7 +3,7 @@
 As in Alertmanager (dispatch/route.go), an alert goes down to the deepest routes that match. After a
 child that matches, its later siblings are tried only if it has `continue`; if no child matches, the
 route itself applies. A route inherits receivers, grouping and timing that it does not set, but no
-mute times. This module also defines the labels of an alert and their format.
+mute or active times. This module also defines the labels of an alert and their format.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -36,7 +36,7 @@ def refuse_unknown_labels(names: Collection[str], *, where: str = "group_by") ->
 
 
 def refuse_useless_matchers(texts: Iterable[str]) -> None:
-    """Raise ValueError for invalid matchers, and for those that match every alert or none."""
+    """Raise ValueError for an invalid matcher, and for a label or value that no alert has."""
     for text in texts:
         for matcher in matching.parse(text):
             if why := matching.doubt(matcher):
@@ -60,10 +60,10 @@ def _escaped(value: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """When a group is notified: Alertmanager's three intervals, and `resolve_wait_s`.
+    """When receivers are notified about a group: Alertmanager's intervals, and `resolve_wait_s`.
 
     With `resolve_wait_s`, the receiver is notified that long after all alerts of a group are
-    resolved, instead of after a whole `group_interval_s`.
+    resolved, if the group's next regular flush would be later.
     """
 
     group_wait_s: float
@@ -108,5 +108,5 @@ class Route:
 
 
 def key_of(parent: str, matchers: tuple[matching.Matcher, ...]) -> str:
-    """Return a route's name in Alertmanager's format: `{}/{severity="critical"}`."""
+    """Return a route's key in Alertmanager's format: `{}/{severity="critical"}`."""
     return f"{parent}/{{{','.join(sorted(map(str, matchers)))}}}"
