@@ -167,7 +167,7 @@ def test_a_capability_of_another_purpose_stays_and_its_container_gets_no_mounts(
         plan = planned(shown)
         assert plan.outcome is Outcome.MOUNTED
         assert plan.warnings == (
-            "container tool: gets no mounts: it keeps SYS_ADMIN, so it cannot use the broker",
+            "container tool: keeps SYS_ADMIN, so it cannot use the broker and gets no mounts",
         )
         assert changed(shown, plan)["spec"]["containers"] == [
             {"name": "main", "volumeMounts": MOUNTS},

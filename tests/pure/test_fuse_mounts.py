@@ -51,8 +51,8 @@ def waits(count: int, *, worked: int = 0, killed: bool = False) -> mounts.Look:
     return IDLE._replace(waiting=count, worked_ticks=worked, is_killed=killed)
 
 
-BEGINS_DEAD: Final = (DEAD, True, "no process has /dev/fuse open for it any more")
-BEGINS_HUNG: Final = (HUNG, True, "2 requests wait for its daemon")
+BEGINS_DEAD: Final = (DEAD, True, "no process has /dev/fuse open for this mount any more")
+BEGINS_HUNG: Final = (HUNG, True, "2 requests wait for the daemon of this mount")
 
 
 def test_a_mount_that_is_used_has_no_condition() -> None:
@@ -101,7 +101,7 @@ def test_a_daemon_that_another_process_follows_does_not_hang() -> None:
 def test_a_hung_mount_that_keeps_killed_processes_is_lingering() -> None:
     watch = Watch()
     watch.look(waits(2), times=13)
-    text = "processes of its pod have been killed and cannot end"
+    text = "processes of the mount's pod have been killed and cannot end"
     assert watch.look(waits(2, killed=True), times=24) == []
     assert watch.look(waits(2, killed=True), times=9) == [(LINGERING, True, text)]
     assert watch.mounts.conditions(mount()) == (HUNG, LINGERING)

@@ -228,12 +228,15 @@ def test_a_form_that_is_sent_twice_adds_one_silence(tmp_path: Path) -> None:
                 status, place, _ = await shown.send("/silence", fields)
                 assert (status, place) == (303, f"alerts?done=silenced&silence={ids[0]}")
             status, _, text = await shown.send("/silence", {**fields, "comment": "other"})
-            assert (status, "sent before, with other content" in text) == (409, True)
+            assert (status, "already sent with other content" in text) == (409, True)
             assert f'name="id" value="{ids[0]}"' not in text
             assert await shown.acts(3) == [
                 (vocabulary.ActOutcome.DONE, FORM["comment"]),
                 (vocabulary.ActOutcome.DONE, "sent again: this silence was already stored"),
-                (vocabulary.ActOutcome.REFUSED, "this form was sent before, with other content"),
+                (
+                    vocabulary.ActOutcome.REFUSED,
+                    "this form was already sent with other content; send it again",
+                ),
             ]
             fields["id"] = "ffffffffffff"
             await asyncio.gather(*(shown.send("/silence", fields) for _ in range(2)))
@@ -338,7 +341,10 @@ def test_an_act_that_the_end_of_the_console_cuts_off_is_recorded(tmp_path: Path)
                 # as SIGTERM does
                 console.cancel()
                 await asyncio.gather(console, sending, return_exceptions=True)
-                reason = "the console ended before NATS confirmed this; it may or may not be done"
+                reason = (
+                    "the console ended before NATS confirmed this change; it may or may not have "
+                    "taken effect"
+                )
                 assert await shown.acts(1) == [(vocabulary.ActOutcome.FAILED, reason)]
 
     asyncio.run(story())

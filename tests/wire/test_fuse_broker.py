@@ -158,7 +158,7 @@ def test_the_end_of_a_broker_waits_for_the_connections_of_closed_pods() -> None:
         assert mounter is not None
         os.kill(mounter, signal.SIGSTOP)
         assert fuse_broker.said(fuse_broker.program(pod, LEFT)) == (
-            "EPROTO: HELLO with 1 descriptors"
+            "EPROTO: HELLO with 1 descriptors is not allowed"
         )
         # this does not wait for it for long
         running.call(running.broker.close(pod.pod_uid))

@@ -62,14 +62,14 @@ CUT = "EPROTO: the packet is too long, or carries too many descriptors"
 def test_packets_that_are_cut_or_carry_other_descriptors_are_refused() -> None:
     with fuse_broker.running() as running, running.pod() as pod:
         assert answers(pod, PACKETS) == [
-            "EPROTO: a packet of 4 bytes, shorter than its header",
+            "EPROTO: a packet of 4 bytes is shorter than its header",
             "EPROTO: not a packet of this protocol",
-            "EPROTO: MOUNT with 0 descriptors",
-            "EPROTO: MOUNT with 2 descriptors",
-            "EPROTO: MOUNT with 3 descriptors",
+            "EPROTO: MOUNT with 0 descriptors is not allowed",
+            "EPROTO: MOUNT with 2 descriptors is not allowed",
+            "EPROTO: MOUNT with 3 descriptors is not allowed",
             CUT,
-            "EPROTO: UNMOUNT with 0 descriptors",
-            "EPROTO: HELLO with 1 descriptors",
+            "EPROTO: UNMOUNT with 0 descriptors is not allowed",
+            "EPROTO: HELLO with 1 descriptors is not allowed",
             "EPROTO: no mount is waiting for this packet",
             "EINVAL: option '" + 24 * "\ufffd",
             CUT,
@@ -475,7 +475,7 @@ def test_a_file_that_must_be_written_before_it_can_be_closed_holds_up_nobody(
         assert process.stdout is not None
         refusal = {
             "1": "the descriptor was not opened with O_PATH",
-            "3": "HELLO with 1 descriptors",
+            "3": "HELLO with 1 descriptors is not allowed",
         }
         assert process.stdout.readline() == f"{refusal[operation]}\n"
         aborted = running.seen(observations.Aborted)

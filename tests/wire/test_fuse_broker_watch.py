@@ -33,7 +33,7 @@ def test_a_mount_whose_daemon_was_killed_is_dead_until_it_is_unmounted() -> None
             mount = running.seen(observations.Mounted).mount
         change = running.seen(observations.ConditionChanged)
         assert (change.mount, change.condition, change.holds) == (mount, DEAD, True)
-        assert change.text == "no process has /dev/fuse open for it any more"
+        assert change.text == "no process has /dev/fuse open for this mount any more"
         assert running.broker.conditions(mount) == (DEAD,)
         assert fuse_broker.unmounted(pod) == ""
         fuse_broker.until(lambda: not running.broker.mounts())

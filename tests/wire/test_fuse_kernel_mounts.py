@@ -342,7 +342,7 @@ def test_a_mount_that_another_covers_is_not_removed_before_it(*, lazy: bool) -> 
                 fuse_requests.mounting(pod, HOME) as outer,
             ):
                 assert (await outer.mount(mounter)).errno == 0
-                text = "cannot unmount: another mount covers it; unmount that mount first"
+                text = "cannot unmount: another mount covers this one; unmount the other one first"
                 outcome = jobs.Outcome(errno.EBUSY, text, "unmount")
                 assert await asking.unmount(mounter, lazy=lazy) == outcome
                 assert len(mounts(pod)) == 2
@@ -437,7 +437,7 @@ def test_with_sync_init_a_caller_that_hangs_up_has_no_mount() -> None:
             # not what a caller expects who has not asked for it: it ends
             assert await daemon.mount(mounter, sync_init=True) == jobs.Outcome(
                 errno.EPROTO,
-                "the caller did not send CONTINUE: a packet of 0 bytes, shorter than its header",
+                "the caller did not send CONTINUE: a packet of 0 bytes is shorter than its header",
                 "reply",
             )
             assert mounts(pod) == []

@@ -44,7 +44,7 @@ def test_the_self_test_passes_where_mounts_work_and_leaves_nothing(tmp_path: Pat
             b"HTTP/1.1",
             jobs.Outcome(
                 errno.EIO,
-                "the broker's reply is malformed: a packet of 8 bytes, shorter than its header",
+                "the broker's reply is malformed: a packet of 8 bytes is shorter than its header",
                 "mount",
             ),
         ),

@@ -195,8 +195,8 @@ def test_the_check_of_the_device_ends_with_1_and_the_cause_where_there_is_none()
     )
     assert (hidden.returncode, hidden.stdout) == (1, "")
     assert hidden.stderr == (
-        "muster: /dev/fuse: No such file or directory: the runtime gave this container no device: "
-        "is muster-fuse-nri ready on this node, and does the pod have the annotation "
-        'fuse.muster.dev/device: "true"?\n'
+        "muster: /dev/fuse: No such file or directory: the runtime gave this container no device; "
+        "check that muster-fuse-nri is ready on this node, and that the pod has the annotation "
+        'fuse.muster.dev/device: "true"\n'
     )
     assert subprocess.run(checked.split(), check=False).returncode == 0

@@ -277,7 +277,7 @@ def test_a_new_broker_serves_the_pods_of_the_old_one_on_a_new_socket(in_node: In
         (
             {"mode": "volume"},
             grpc.StatusCode.INVALID_ARGUMENT,
-            "volumeAttributes: 'mode'; fuse.muster.dev takes no attributes",
+            "volumeAttributes: remove 'mode'; fuse.muster.dev takes no attributes",
         ),
         (
             {"csi.storage.k8s.io/ephemeral": "false"},

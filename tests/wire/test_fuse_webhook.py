@@ -236,7 +236,7 @@ def test_the_annotation_of_the_namespace_decides_about_the_resource(tmp_path: pa
         await made.ready(replica)
         made.api.refuse("/api/v1/namespaces/apps", refusals.Reason.UNAVAILABLE)
         (warning,) = (await made.ask(replica, pod()))["warnings"]
-        assert warning.startswith("fuse.muster.dev: unchanged, because its namespace could not be")
+        assert "the pod stays unchanged, because its namespace could not be read" in warning
         made.api.allow("/api/v1/namespaces/apps")
 
         async def replaces(*expected: str) -> bool:

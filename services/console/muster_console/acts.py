@@ -1,6 +1,6 @@
 """Adapter: NATS: performs what people do in the console, and publishes audit events about it.
 
-The functions do the same as `muster silence` and `muster dlq`. Each act has a time limit; it is
+The acts have the same effect as `muster silence` and `muster dlq`. Each act has a time limit; it is
 logged and published, whatever its outcome. Acts above a person's rate limit are refused, and only
 logged.
 """
@@ -27,10 +27,12 @@ _DONE: Final = vocabulary.ActOutcome.DONE
 _REFUSED: Final = vocabulary.ActOutcome.REFUSED
 _FAILED: Final = vocabulary.ActOutcome.FAILED
 _UNCONFIRMED: Final = (
-    f"NATS has not confirmed this within {_LIMIT_S:g} s, so it may or may not have taken effect; "
-    "does the console have the permissions of the role console, and does NATS have space?"
+    f"NATS did not confirm this change within {_LIMIT_S:g} s; it may or may not have taken effect; "
+    "check that the console has the permissions of the role console, and that NATS has free space"
 )
-_ENDED: Final = "the console ended before NATS confirmed this; it may or may not be done"
+_ENDED: Final = (
+    "the console ended before NATS confirmed this change; it may or may not have taken effect"
+)
 
 
 class Failed(Exception):
@@ -47,7 +49,7 @@ class TooOften(Refused):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _Attempt:
-    """An act as the audit event describes it."""
+    """A requested act, with those fields of its audit event that are known before it is done."""
 
     who: identities.Identity
     act: vocabulary.Act
@@ -57,7 +59,7 @@ class _Attempt:
 
 
 class _Result(NamedTuple):
-    """The outcome of an act; `note` explains a failure, or why the act had no further effect."""
+    """The outcome of an act; `note` explains why it was refused, failed or had no effect."""
 
     outcome: vocabulary.ActOutcome
     note: str = ""
@@ -91,7 +93,9 @@ class Acts:
             except writing.SilenceExists as error:
                 if silence.is_sent_again(error.stored):
                     return _Result(_DONE, "sent again: this silence was already stored")
-                return _Result(_REFUSED, "this form was sent before, with other content")
+                return _Result(
+                    _REFUSED, "this form was already sent with other content; send it again"
+                )
             return _Result(_DONE)
 
         await self._perform(attempt, work)
@@ -131,7 +135,7 @@ class Acts:
         await self._perform(attempt, work)
 
     async def _perform(self, attempt: _Attempt, work: Callable[[], Awaitable[_Result]]) -> None:
-        """Do the work and publish its outcome, even if this task is cancelled. Raises Failed."""
+        """Do the work and publish its outcome; a cancelled act counts as failed. Raises Failed."""
         if not self._rates.try_take(attempt.who, asyncio.get_running_loop().time()):
             # no event: a flood of attempts must not cause a flood of events
             logs.logger().warning(

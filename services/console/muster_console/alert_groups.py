@@ -1,4 +1,4 @@
-"""Pure: the page of alerts: firing alerts in the groups of their notifications; resolved alerts."""
+"""Pure: the page of alerts: firing alerts by notification group, resolved alerts and silences."""
 
 import shlex
 from collections.abc import Container, Iterable, Mapping, Sequence
@@ -13,7 +13,7 @@ from muster.service import validation
 from muster_console import alert_history
 
 ALERTS_MAX: Final = 200
-"""How many firing alerts one page shows."""
+"""The maximum number of firing alerts that the page shows."""
 RESOLVED_MAX: Final = 50
 SILENCES_MAX: Final = 50
 _LABELS_MAX: Final = 16
@@ -41,7 +41,7 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True):
     labels: tuple[tuple[str, str], ...] = ()
     words: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
-    """The parts of the address that are unknown, or cannot match any alert."""
+    """Messages about parameters that are unknown, or whose value cannot match any alert."""
 
     @property
     def is_empty(self) -> bool:
@@ -98,7 +98,7 @@ class AlertsPage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def filter_of(query: Iterable[tuple[str, str]], *, others: Container[str] = ()) -> Filter:
-    """Return the filter in an address's parameters; parameters in `others` are not part of it."""
+    """Return the filter in an address's parameters; the parameters in `others` are ignored."""
     labels, words, problems = [], list[str](), []
     for name, value in query:
         if name == "q":
@@ -167,9 +167,9 @@ def why_confirm(
 ) -> str:
     """Return why a person must confirm a silence; empty if that is not needed.
 
-    A silence that matches no firing alert must be confirmed. Unless it names a node or a device, it
-    must also be confirmed if it matches all firing alerts, or most of the `nodes` for more than a
-    day.
+    A silence must be confirmed if it matches no firing alert. A silence that names neither a node
+    nor a device must also be confirmed if it matches all firing alerts, or if it lasts longer than
+    a day and its matchers match more than half of `nodes`, or `nodes` is empty.
     """
     parsed = matching.parse_all(silence.matchers)
     if not (matched := len(muted(parsed, alerts))):
@@ -197,7 +197,8 @@ def why_confirm(
 def done(query: Mapping[str, str], fleet: model.FleetModel, at: datetime) -> str:
     """Return the message about the act that led to this page; empty if none did.
 
-    After a silence was ended, the message also names other silences of the same alerts.
+    After a silence was ended, the message also names up to three other silences that mute its
+    firing alerts.
     """
     message = _DONE.get(query.get("done", ""), "")
     over = fleet.silences.get(query.get("silence", ""))
@@ -250,7 +251,7 @@ def silence_command(alert: health_state.Alert) -> str:
 def _groups(
     shown: Sequence[ShownAlert], deliveries: Sequence[alert_history.Delivery]
 ) -> list[Group]:
-    """Return the alerts by the group of their newest notification; those without one come last."""
+    """Group alerts by the group of their newest notification; alerts without one come last."""
     starts = {each.alert.fingerprint: each.alert.starts_at for each in shown}
     newest: dict[str, str] = {}
     reported = []

@@ -1,6 +1,6 @@
 """Pure: resolved alerts, notifications and alerts per day, from the events about alerts.
 
-The number of stored entries is limited: the oldest are dropped, and `is_cut` reports that.
+The number of stored entries is limited; `is_cut` reports that entries were left out or dropped.
 """
 
 import collections
@@ -16,7 +16,7 @@ from muster.fleet import dead_letters
 KEPT: Final = timedelta(days=1)
 """How long resolved alerts and notifications are shown."""
 DAYS: Final = 14
-"""How many days the alerts per day cover."""
+"""The number of days for which the alerts per day are counted."""
 RESOLVED_MAX: Final = 1_000
 _DELIVERIES_MAX: Final = 2_000
 _PER_DAY_MAX: Final = 20_000
@@ -67,7 +67,7 @@ class DeadLetters(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AlertHistory:
-    """Collects resolved alerts, notifications and the number of alerts per day from events."""
+    """Collects resolved alerts, notifications, dead letters and the number of alerts per day."""
 
     def __init__(self) -> None:
         self.revision = 0
@@ -76,7 +76,7 @@ class AlertHistory:
         self.is_loaded = False
         """Whether the events from before this process started have been read."""
         self.is_cut = False
-        """Whether older events had to be dropped."""
+        """Whether entries were left out or dropped, because there were too many."""
         self._resolved: collections.OrderedDict[tuple[str, datetime], Resolved] = (
             collections.OrderedDict()
         )
@@ -99,13 +99,13 @@ class AlertHistory:
         self.revision += 1
 
     def receive_dead_letters(self, now_dead: DeadLetters) -> None:
-        """Replace the data about dead letters."""
+        """Store the current dead letters instead of those stored before."""
         if now_dead != self.dead_letters:
             self.dead_letters = now_dead
             self.revision += 1
 
     def resolved(self, at: datetime) -> list[Resolved]:
-        """Return the alerts that were resolved within the last day, the newest first."""
+        """Return the alerts that were resolved within the last day, the last resolved first."""
         recent = [each for each in self._resolved.values() if each.ends_at > at - KEPT]
         return sorted(recent, key=lambda each: each.ends_at, reverse=True)
 
@@ -183,17 +183,16 @@ class AlertHistory:
 
 
 def about(deliveries: Iterable[Delivery], fingerprints: Iterable[str]) -> list[Delivery]:
-    """Return the notifications that name at least one of these alerts, in the same order."""
+    """Return the notifications that name at least one of the alerts; their order is kept."""
     wanted = set(fingerprints)
     return [each for each in deliveries if wanted & each.firing or wanted & each.resolved]
 
 
 def still_firing(delivery: Delivery, firing: Mapping[str, datetime | None]) -> set[str]:
-    """Return which of the firing alerts a notification reported; `firing` has their start times.
+    """Return the fingerprints of the firing alerts that a notification reported as firing.
 
-    Earlier alerts may have had the same fingerprint, such as another verdict about the plugin: a
-    notification that is older than an alert's start, or that reports it as resolved, was about an
-    earlier alert.
+    `firing` has the start time of each firing alert. An earlier alert may have had the same
+    fingerprint; a notification from before the start of the firing alert was about the earlier one.
     """
     return {
         fingerprint
@@ -203,17 +202,17 @@ def still_firing(delivery: Delivery, firing: Mapping[str, datetime | None]) -> s
 
 
 def title(group: str) -> str:
-    """Return the labels in a group's name, without the route that precedes them."""
+    """Return the labels in a group's name without its route, or the name if it has no labels."""
     labels = group.rpartition(":{")[2].removesuffix("}")
     return labels.replace(",", ", ") or group
 
 
 def outcomes(deliveries: Iterable[Delivery], *, most: int) -> tuple[Delivery, ...]:
-    """Return the newest notification for each receiver, group, reason and `is_failed`.
+    """Return the newest notification for each set of receiver, group, reason and `is_failed`.
 
-    `times` counts the notifications that have these in common. The newest comes first. At most
-    `most` are returned: the newest of each receiver takes precedence, then the newest of the
-    others.
+    `times` counts the notifications that have these in common. `deliveries` and the result begin
+    with the newest. At most `most` are returned: the newest of each receiver takes precedence,
+    then the newest of the others.
     """
     newest: dict[tuple[str, str, str, bool], Delivery] = {}
     times: collections.Counter[tuple[str, str, str, bool]] = collections.Counter()

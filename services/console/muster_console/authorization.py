@@ -30,7 +30,7 @@ _WITHOUT: Final = ("/static/", "/api/", "/healthz", "/readyz", "/metrics")
 
 
 class Visitor(msgspec.Struct, frozen=True, kw_only=True):
-    """Who requests a page: a person who may act, or the reason (`why`) that the visitor may not."""
+    """Who requests a page; if the visitor may not act, `identity` is None and `why` the reason."""
 
     session: sessions.Session
     identity: identities.Identity | None
@@ -40,7 +40,7 @@ class Visitor(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Lapsed(HTTPException):
-    """A form was sent in a session that has ended; the person may send its fields again."""
+    """A form was sent without a valid session or token; the person may send the fields again."""
 
     def __init__(self, reason: str, fields: dict[str, str]) -> None:
         super().__init__(403, reason)
@@ -57,7 +57,7 @@ class Visitors:
         split = urllib.parse.urlsplit(settings.url)
         self._origin = config.origin(settings.url) if settings.url else ""
         self.hosts = [split.hostname] if split.hostname else []
-        """The host name in the console's address, as a list; empty without an address."""
+        """The host name in the console's address, as a list; empty if no address is configured."""
         self.is_secure = split.scheme == "https"
 
     def around(self, inner: types.ASGIApp) -> types.ASGIApp:
@@ -114,7 +114,7 @@ class Visitors:
         return b"set-cookie", text.encode()
 
     def attempt(self, request: requests.Request, *, at: float) -> sessions.SignIn | None:
-        """Return the attempt to sign in from a request's cookie; None if missing or invalid."""
+        """Return the attempt to sign in from a cookie; None if missing, invalid or expired."""
         name = f"{self._cookie_name(request.headers)}-sign-in"
         given = _cookies(request.headers).get(name, "")
         return sessions.unseal(given, sessions.SignIn, self._key, at=at)
@@ -139,7 +139,7 @@ class Visitors:
         if problem:
             raise _refused(request, 403, problem)
         if request.headers.get("content-type", "") != "application/x-www-form-urlencoded":
-            raise _refused(request, 415, "expected a form")
+            raise _refused(request, 415, "the content of the request is not a form")
         fields = await _fields(request)
         if visitor.identity is None:
             refused = _refused(request, 403, visitor.why)
@@ -186,7 +186,7 @@ class Visitors:
             uid = await asyncio.to_thread(_owner, *ends)
         if uid is None or uid != os.geteuid():
             raise identities.Unknown(
-                "only the user that runs this console may act here, from this machine"
+                "only the user who runs this console may act here, and only from this machine"
             )
         return identities.Identity(self._user, identities.Kind.LOCAL)
 
@@ -203,7 +203,7 @@ def _cookies(headers: Mapping[str, str]) -> dict[str, str]:
 
 
 def _owner(client: identities.Place, server: identities.Place) -> int | None:
-    """Return the user id of the process that sent a request; None if it is not on this machine."""
+    """Return the user id of the process that sent a request; None if not found on this machine."""
     for path in _TABLES:
         try:
             with path.open("rb") as table:

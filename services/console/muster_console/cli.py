@@ -22,7 +22,8 @@ _PORT: Final = 8630
 app = cyclopts.App(name="console")
 
 Port = Annotated[
-    int | None, Parameter(help=f"The port on this machine; by default {_PORT}, or a free one.")
+    int | None,
+    Parameter(help=f"The port on this machine; by default {_PORT}, or a free one if it is taken."),
 ]
 
 
@@ -36,8 +37,8 @@ def show_console(
 ) -> int:
     """Show the fleet in a browser, until Ctrl-C.
 
-    The pages are served on this machine alone. Without options, they show the newest `muster up` of
-    this machine; with `--context`, they show a cluster.
+    The pages are served on this machine only. By default they show the newest `muster up` of this
+    machine; with `--context`, they show a cluster.
 
     Parameters
     ----------
@@ -94,7 +95,7 @@ async def _serve_at(settings: config.Settings, *, opens: bool) -> None:
 
 
 def _has_browser() -> bool:
-    """Return whether a graphical browser can be opened; one in the terminal does not count."""
+    """Return whether the output is a terminal, on a machine where a graphical browser can open."""
     has_window = sys.platform == "darwin" or any(
         os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY")
     )

@@ -59,16 +59,16 @@ class Oidc(msgspec.Struct, frozen=True, kw_only=True):
     groups_claim: Annotated[str, msgspec.Meta(min_length=1, max_length=256)] = "groups"
 
     def __post_init__(self) -> None:
-        """Reject an issuer without encryption, and settings that let nobody act."""
+        """Reject an issuer whose address is not encrypted, and settings that let nobody act."""
         check_encrypted("issuer", self.issuer)
         if not (self.emails or self.groups):
             raise ValueError(
-                "emails, groups: name those who may act, such as emails: ['*@example.com']"
+                "emails, groups: list the people who may act, such as emails: ['*@example.com']"
             )
 
 
 class Writing(msgspec.Struct, frozen=True, kw_only=True):
-    """How people who may act in the console are identified; without it, nobody may act."""
+    """How people who may act in the console are identified; by default, nobody may act."""
 
     url: str = ""
     """The address of the console in browsers; needed for `header` and `oidc`."""
@@ -83,9 +83,9 @@ class Writing(msgspec.Struct, frozen=True, kw_only=True):
         return self.local or self.header is not None or self.oidc is not None
 
     def __post_init__(self) -> None:
-        """Reject more than one kind of identity, and an address where cookies are not encrypted."""
+        """Reject more than one kind of identity, and a missing, invalid or unencrypted address."""
         if sum((self.local, self.header is not None, self.oidc is not None)) > 1:
-            raise ValueError("local, header, oidc: choose one")
+            raise ValueError("local, header, oidc: set only one of them")
         if self.url or self.header is not None or self.oidc is not None:
             origin(self.url)
             check_encrypted("url", self.url)
@@ -101,8 +101,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     hosts: Annotated[tuple[Host, ...], msgspec.Meta(max_length=32)] = ()
     """The names, without port, under which browsers may reach the console.
 
-    Besides these, `localhost` and IP addresses are always accepted. Any other name is
-    refused, because a malicious page could point its own name at this address.
+    Besides these, `localhost`, IP addresses and the host of `writing.url` are accepted. Any other
+    name is refused, because a malicious page could point its own name at this address.
     """
     writing: Writing = Writing()
     """Acting in the console: off unless an identity is configured."""
@@ -114,11 +114,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     metrics: sections.Http | None = None
     """Another address for the probes and metrics, for clients that may not read the pages."""
     grafana_url: Annotated[str, msgspec.Meta(max_length=1024)] = ""
-    """The address of a Grafana dashboard, in which `{node}` stands for a node or all of them."""
+    """The address of a Grafana dashboard, in which `{node}` stands for one node or all nodes."""
     log: sections.Log = sections.Log()
 
     def __post_init__(self) -> None:
-        """Reject invalid host names and links, and `writing.local` on a non-local address."""
+        """Reject invalid `hosts` or `grafana_url`, and `writing.local` if others can connect."""
         if self.writing.local and not _is_loopback(self.http.host):
             raise ValueError(
                 "writing.local: allowed only if http.host is a loopback address, such as 127.0.0.1"
@@ -130,7 +130,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             )
         for host in self.hosts:
             if not _HOST.fullmatch(host):
-                raise ValueError(f"hosts: {host!r} is not the name of a host; write no port")
+                raise ValueError(f"hosts: {host!r} is not a host name without a port")
 
 
 def _is_loopback(host: str) -> bool:
@@ -143,17 +143,17 @@ def _is_loopback(host: str) -> bool:
 def origin(url: str) -> str:
     """Return the origin of the console's address as browsers send it: without a default port.
 
-    RFC 6454, 6.2. Raises ValueError if it is not the address of a page.
+    RFC 6454, 6.2. Raises ValueError if `url` is not the address of a page.
     """
     parts = _ADDRESS.fullmatch(url)
     if not parts or not _HOST.fullmatch(parts["host"]) or int(parts["port"] or 0) > _PORT_MAX:
-        raise ValueError("url: the address of the console, such as https://muster.example.com/")
+        raise ValueError("url: must be the console's address, such as https://muster.example.com/")
     scheme, host = parts["scheme"], parts["host"].lower()
     port = int(parts["port"] or _DEFAULT_PORTS[scheme])
     return f"{scheme}://{host}" + ("" if port == _DEFAULT_PORTS[scheme] else f":{port}")
 
 
 def check_encrypted(name: str, url: str) -> None:
-    """Raise ValueError unless an address is encrypted, or on this machine."""
+    """Raise ValueError unless an address uses HTTPS or is a loopback address."""
     if not url.startswith("https://") and not _LOOPBACK.fullmatch(url):
         raise ValueError(f"{name}: must begin with https://, except on this machine")

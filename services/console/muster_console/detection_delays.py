@@ -120,7 +120,7 @@ def _by_device(
 
 
 def _silent_s(change: vocabulary.VerdictChanged) -> float | None:
-    """Return how long the plugin had been silent; None if the verdict has other reasons."""
+    """Return for how many seconds the plugin was silent; None if no evidence shows this."""
     for item in change.evidence:
         match = _SILENT.match(item.observed) if item.source == "heartbeat" else None
         if match:

@@ -13,7 +13,7 @@ _CODES_MAX: Final = 50
 
 
 class Code(msgspec.Struct, frozen=True, kw_only=True):
-    """How often a device reported a fault with this code, such as `xid-79`."""
+    """The faults that a device reported with one code, such as `xid-79`."""
 
     code: str
     times: int
@@ -33,11 +33,11 @@ class DeviceDetail(msgspec.Struct, frozen=True, kw_only=True):
     codes: tuple[Code, ...]
     allocations: int
     changes: int
-    """The number of changes of its health."""
+    """How many times the device became Healthy or Unhealthy."""
 
 
 def concerns(event: vocabulary.Event, names: frozenset[str]) -> bool:
-    """Return whether an event names a device; `names` are its id and its replicas' ids."""
+    """Return whether an event names a device; `names` are its id and those of its replicas."""
     match event:
         case vocabulary.DeviceAdded(device=added):
             named = {added.id, added.physical}
@@ -106,7 +106,7 @@ def _count(
 def _facts(
     gpu: vocabulary.Gpu | None, node: vocabulary.GpuNode | None
 ) -> Iterable[tuple[str, str]]:
-    """Yield the properties of a GPU in the inventory; empty values are unknown."""
+    """Yield the names and values of a GPU's properties; an unknown value is empty."""
     if gpu is None or node is None:
         return
     yield "product", gpu.product + (" (simulated)" if node.simulated else "")

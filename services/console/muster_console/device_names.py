@@ -1,8 +1,8 @@
 """Pure: short names of devices.
 
 The id of a GPU is 40 characters long, which is too long for a list. A GPU is therefore shown by its
-index on the node, and ids are cut to the parts that differ. The page has the whole id in a tooltip,
-in the address of the device's page, and in the JSON of each event.
+index on the node, and the ids of GPUs and MIG devices in texts are cut after their first group. The
+page has the whole id in a tooltip, in the address of the device's page, and in the JSON of events.
 """
 
 import re
@@ -22,7 +22,7 @@ def shortened(text: str) -> str:
 
 
 def label(device: vocabulary.Device, gpu: vocabulary.Gpu | None) -> str:
-    """Return a device's short name: the index of a GPU, the shortened id of any other device."""
+    """Return a device's short name: its GPU's index and MIG profile, or else its shortened id."""
     if gpu is None or gpu.index is None:
         return shortened(device.id)
     mig = next((each for each in gpu.mig if each.uuid == device.physical), None)

@@ -1,4 +1,4 @@
-"""Pure: the newest events, as they are shown: bounded in number and in bytes."""
+"""Pure: stores the newest events as pages show them, up to a maximum number and size."""
 
 import collections
 import fnmatch
@@ -16,7 +16,7 @@ EVENTS_MAX: Final = 2_000
 _BYTES_MAX: Final = 8 * 1024 * 1024
 _TEXT_MAX: Final = 300
 _PATTERN_MAX: Final = 100
-"""How many characters of a pattern count, because compiled patterns are kept."""
+"""The maximum length of a pattern, which is limited because compiled patterns are cached."""
 _NEWS: Final = (
     vocabulary.VerdictChanged,
     vocabulary.AlertChanged,
@@ -56,7 +56,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Filter(msgspec.Struct, frozen=True, kw_only=True):
-    """A filter of events: patterns for type and node, as in a shell; an empty one matches all."""
+    """A filter of events: shell patterns for type and node; an empty pattern matches all."""
 
     type: str = ""
     node: str = ""
@@ -111,7 +111,7 @@ class EventLog:
             self._bytes -= len(oldest.encoded)
 
     def get(self, event_id: str) -> Entry | None:
-        """Return an event by its id; None if it is no longer stored."""
+        """Return an event by its id; None if it is not stored."""
         return self._entries.get(event_id)
 
     def newest(self, wanted: Filter, *, most: int) -> list[Entry]:
@@ -149,7 +149,7 @@ def line_of(event: codec.CloudEvent) -> str:
 
 
 def pretty(encoded: bytes, *, characters_max: int | None) -> tuple[str, int]:
-    """Return an event as indented JSON, cut to a length, and the full length if it was cut."""
+    """Return an event as indented JSON, cut if too long, and its full length (0 if not cut)."""
     text = escaping.json_text(msgspec.json.format(encoded, indent=2))
     if characters_max is None or len(text) <= characters_max:
         return text, 0

@@ -44,7 +44,7 @@ class Columns(msgspec.Struct, frozen=True, kw_only=True):
     alerts: tuple[int, ...]
     silenced: tuple[int, ...]
     pods: Mapping[int, tuple[str, ...]]
-    """By index of a node: the pods that its alerts name; absent for a node without such pods."""
+    """The pods that each node's alerts name, by the node's index; nodes without any are omitted."""
     removed: tuple[str, ...] = ()
     revision: int
     instance: str = ""

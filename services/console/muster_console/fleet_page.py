@@ -112,7 +112,7 @@ def _problem(node: model.NodeSummary, began: datetime | None) -> Problem:
 
 
 def why(node: model.NodeSummary) -> str:
-    """Return a node's problem in one sentence."""
+    """Return a node's problem in one sentence, or that no alert fires."""
     if node.reason:
         return node.reason
     if node.silenced:

@@ -33,16 +33,16 @@ from muster_console import (
 
 POSTS: Final = ("/silence", "/expire", "/send-again", "/sign-out")
 _SEEN_S: Final = 3.0
-"""How long a response waits until the console has read the effect of an act."""
+"""The maximum time that a response waits until the console has read the effect of an act."""
 _ID_MAX: Final = 64
 _MATCHED_SHOWN: Final = 10
-"""How many of the alerts that a new silence would match are listed."""
+"""The maximum number of matching alerts that the form for a new silence lists."""
 _SILENCE_ID: Final = 12
 """The number of characters in the id of a new silence."""
 _SECRET_BYTES: Final = 32
 _SIGN_INS: Final = 30
 _SIGN_INS_PER_S: Final = 1.0
-"""The rate limit of sign-ins per client; behind a proxy, all people are one client."""
+"""The rate limit of sign-ins per client; behind a proxy, all people count as one client."""
 _CLIENTS_MAX: Final = 1_000
 
 
@@ -84,7 +84,7 @@ class Forms:
         return self._silence_form(request, _Entered(id=_new_id(), matchers=matchers))
 
     async def silence(self, request: requests.Request) -> responses.Response:
-        """Add a silence, or answer with the form and its errors."""
+        """Add a silence, or answer with the form again: to be checked, corrected or confirmed."""
         try:
             who, fields = await self._visitors.form(request)
         except authorization.Lapsed as error:
@@ -193,7 +193,7 @@ class Forms:
         return answer
 
     async def sign_out(self, request: requests.Request) -> responses.Response:
-        """End a session."""
+        """Sign a person out: give the browser a new session in which nobody has signed in."""
         await self._visitors.form(request)
         answer = _back("alerts")
         session = self._visitors.session()
@@ -210,7 +210,7 @@ class Forms:
         return self._provider
 
     async def _until(self, is_seen: Callable[[], bool]) -> None:
-        """Wait up to `_SEEN_S` for the console to read the change; pages show it later anyway."""
+        """Wait up to `_SEEN_S` until the console has read the change; pages may show it later."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_SEEN_S):
                 while not is_seen():

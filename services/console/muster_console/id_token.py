@@ -1,4 +1,4 @@
-"""Pure: verifies an ID token (signature, issuer, times, nonce), and that this person may act."""
+"""Pure: verifies an ID token (signature, issuer, client, times, nonce), and the right to act."""
 
 import fnmatch
 import hmac
@@ -35,15 +35,15 @@ def verify(
     claims, groups = _verified(token, keys, rule)
     audience = [claims.aud] if isinstance(claims.aud, str) else claims.aud
     if claims.iss != rule.issuer:
-        raise identities.Unknown("the token was issued by somebody else")
+        raise identities.Unknown("the token was issued by another issuer")
     if rule.client_id not in audience or (claims.azp or rule.client_id) != rule.client_id:
-        raise identities.Unknown("the token was issued for another program")
+        raise identities.Unknown("the token was issued for another client")
     if len(audience) > 1 and not claims.azp:
-        raise identities.Unknown("the token was issued for several programs")
+        raise identities.Unknown("the token was issued for several clients, and has no azp")
     if claims.exp + _LEEWAY_S <= at:
         raise identities.Unknown("the token has expired")
     if max(claims.nbf, claims.iat) > at + _LEEWAY_S:
-        raise identities.Unknown("the token is not valid yet: compare the clocks")
+        raise identities.Unknown("the token is not valid yet; check the clocks of both sides")
     if not nonce or not hmac.compare_digest(claims.nonce.encode(), nonce.encode()):
         raise identities.Unknown("the token was issued for another attempt to sign in (nonce)")
     email = claims.email if claims.email_verified in {True, "true"} else ""

@@ -45,8 +45,8 @@ def by_header(
 ) -> Identity:
     """Return the person in the header.
 
-    Raises Unknown if the peer is not a trusted proxy, or if the header is missing or has several
-    values.
+    Raises Unknown if the peer is not a trusted proxy, or if the header is missing or empty, or has
+    several values.
     """
     try:
         address = _address(peer)
@@ -66,7 +66,7 @@ def by_header(
 
 
 def socket_owner(table: str, client: Place, server: Place) -> int | None:
-    """Return the user id of the process at the client's end; None if it is not in the table.
+    """Return the user id of the client's process; None if the connection is not in the table.
 
     `table` is /proc/net/tcp or tcp6 (proc(5)): addresses are words of 32 bits in the machine's byte
     order. Only established connections count, because closed ones no longer have an owner.
@@ -88,7 +88,7 @@ def shown_name(text: str) -> str:
 
 
 def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
-    """Return an address; an IPv4 address in IPv6 notation as IPv4. Raises ValueError."""
+    """Return an IP address; an IPv4-mapped IPv6 address becomes IPv4. Raises ValueError."""
     address = ipaddress.ip_address(text.partition("%")[0])
     return getattr(address, "ipv4_mapped", None) or address
 

@@ -99,7 +99,7 @@ class Live:
         return self._clock()
 
     async def ticked(self) -> None:
-        """Wait for the next tick: after a change or `_IDLE_S`, but at most one a second."""
+        """Wait for the next tick, which follows a change or `_IDLE_S`; at most one a second."""
         await self._tick.wait()
 
     async def ticked_or(self, end: "asyncio.Future[None]") -> None:
@@ -111,7 +111,7 @@ class Live:
             ticked.cancel()
 
     def read_dead_letters_again(self) -> None:
-        """Read the dead letters soon, because one was sent again."""
+        """Cause the dead letters to be read again soon, because one was sent again."""
         self._letters_changed.set()
 
     async def sources(
@@ -148,7 +148,7 @@ class Live:
                 else:
                     problems.append(f"no connection to NATS; {_MISSING}")
         except TimeoutError:
-            problems.append(f"not read within {_NODE_WAIT_S:g} s: too many requests at once")
+            problems.append(f"not all data was read within {_NODE_WAIT_S:g} s; reload the page")
         return node_page.Sources(state=state, events=events, problems=tuple(problems))
 
     async def _past_of(

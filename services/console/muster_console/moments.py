@@ -18,7 +18,7 @@ _ENTRIES_MAX: Final = 4
 
 
 class PluginThen(msgspec.Struct, frozen=True, kw_only=True):
-    """A plugin and its verdict at that time."""
+    """A plugin, with its verdict at the shown time."""
 
     name: str
     verdict: str
@@ -28,18 +28,18 @@ class PluginThen(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FaultThen(msgspec.Struct, frozen=True, kw_only=True):
-    """A device that was not Healthy at that time."""
+    """A device that was not Healthy at the shown time."""
 
     device: str
     state: str
     level: str
     since: datetime | None
-    """None if it was faulty before all events."""
+    """When the fault began; None if that was before all events."""
     reason: str
 
 
 class AlertThen(msgspec.Struct, frozen=True, kw_only=True):
-    """An alert that fired at that time."""
+    """An alert that fired at the shown time."""
 
     kind: str
     severity: str
@@ -57,11 +57,11 @@ class Moment(msgspec.Struct, frozen=True, kw_only=True):
     faults: tuple[FaultThen, ...]
     alerts: tuple[AlertThen, ...]
     restarts: int
-    """The starts, stops and restart decisions from the start of the timeline to this time."""
+    """How many starts, stops and restart decisions the timeline has up to this time."""
     entries: tuple[timeline.Mark, ...]
     """The last entries of the timeline up to this time, the newest first."""
     deliveries: int
-    """The number of notifications from the start of the timeline to this time."""
+    """How many notifications the timeline has up to this time."""
     earlier: datetime | None
     """The time of the previous entry of the timeline; None if there is none."""
     later: datetime | None
@@ -77,7 +77,7 @@ def moment(
 ) -> Moment:
     """Return the state at a time; a time outside the timeline is moved to its start or end.
 
-    `events` are all known events, in order of time; `labels` are the names of devices.
+    `events` are in order of time; `labels` are the names of devices, by id.
     """
     at = min(max(at, line.start), line.end)
     until = [event for event in events if event.time <= at]
@@ -119,7 +119,7 @@ def _plugins(
 
 
 def _faults(events: Iterable[codec.CloudEvent], labels: Mapping[str, str]) -> Iterable[FaultThen]:
-    """Yield the devices that were not Healthy after these events, the newest fault first."""
+    """Return the devices that were not Healthy after these events, the newest fault first."""
     faults = []
     for (_, device), of_device in steps.of_devices(events).items():
         last = of_device[-1]

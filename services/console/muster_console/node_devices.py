@@ -65,7 +65,7 @@ def devices(events: Iterable[codec.CloudEvent]) -> list[DeviceView]:
 
 
 def gpus(events: Sequence[codec.CloudEvent]) -> vocabulary.GpuNode | None:
-    """Return the GPUs of the last inventory that has any; None if none has."""
+    """Return the GPUs of the last inventory that has any; None if no inventory has GPUs."""
     for event in reversed(events):
         if isinstance(event.data, vocabulary.InventoryReported) and event.data.gpus:
             return event.data.gpus
@@ -73,7 +73,7 @@ def gpus(events: Sequence[codec.CloudEvent]) -> vocabulary.GpuNode | None:
 
 
 def faulty(views: Iterable[DeviceView], plugin: health_state.Plugin) -> Iterable[str]:
-    """Yield for each resource of a plugin how many devices are Unhealthy, if any are.
+    """Yield a text such as `1 of 8 GPUs Unhealthy` for each resource with Unhealthy devices.
 
     All replicas of a GPU or MIG device count as one device; other replicas count separately.
     """

@@ -27,7 +27,7 @@ _OF_DRAWING: Final = {level.value: level for level in model.Level}
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
-    """A resource of a plugin: how many of its devices pods may use."""
+    """A resource of a plugin, and how many of its devices pods may use."""
 
     name: str
     usable: int
@@ -44,14 +44,14 @@ class PluginView(msgspec.Struct, frozen=True, kw_only=True):
     level: model.Level
     verdict: str
     verdict_level: model.Level
-    """The level of the verdict alone: a healthy plugin may have a faulty device."""
+    """The level of the verdict; `level` also includes alerts, such as those about devices."""
     faulty: tuple[str, ...]
     """For each resource with faulty devices, a text such as `1 of 8 GPUs Unhealthy`."""
     since: datetime | None
     rule: str
     evidence: tuple[health_state.Evidence, ...]
     evidence_at: datetime | None
-    """When the evidence of a problem was observed; None if unknown."""
+    """When the evidence of a problem was observed; None if unknown, or if the plugin is HEALTHY."""
     past: tuple[health_state.Evidence, ...]
     facts: tuple[tuple[str, str], ...]
     problems: tuple[str, ...]
@@ -61,14 +61,14 @@ class PluginView(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_silenced(self) -> bool:
-        """Whether all of its alerts are silenced."""
+        """Whether the plugin has alerts, and all of them are silenced."""
         return bool(self.alerts) and all(alert.silence for alert in self.alerts)
 
     @property
     def silenced_at(self) -> datetime | None:
-        """The time from which all alerts about a verdict whose level is not OK are silenced.
+        """The time from which all alerts of the plugin are silenced.
 
-        None if the level is OK, an alert is not silenced, or there is no alert.
+        None if an alert is not silenced, if there is no alert, or if the verdict's level is OK.
         """
         if not self.is_silenced or self.verdict_level is model.Level.OK:
             return None
@@ -84,7 +84,7 @@ class PodView(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_hurt(self) -> bool:
-        """Whether one of its devices is not Healthy."""
+        """Whether any device of the pod is not Healthy."""
         return not all(device.is_healthy for device in self.devices)
 
 
@@ -112,7 +112,7 @@ class NodePage(msgspec.Struct, frozen=True, kw_only=True):
     silenced: int
     """How many of the node's alerts are silenced."""
     labels: Mapping[str, str]
-    """The short names of the devices of the last inventory, by their physical id."""
+    """The short names of the devices of the last inventory, by the id of the physical device."""
     pods: tuple[PodView, ...]
     mounts: tuple[vocabulary.FuseMount, ...]
     deliveries: tuple[alert_history.Delivery, ...]
@@ -132,7 +132,7 @@ class NodePage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sources(msgspec.Struct, frozen=True, kw_only=True):
-    """The data that was read for the page; None if a source did not answer."""
+    """The data that was read for the page; `state` or `events` is None if it could not be read."""
 
     state: health_state.State | None
     events: Sequence[codec.CloudEvent] | None

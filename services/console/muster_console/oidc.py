@@ -1,8 +1,8 @@
 """Adapter: HTTP: signs people in at an OpenID Connect issuer, by the authorization code flow.
 
 The flow has a state, a nonce and a PKCE verifier (OpenID Connect Core 1.0, 3.1; RFC 7636). The
-issuer's metadata and keys are read when they are needed, and again after an hour or for an unknown
-key.
+issuer's metadata and keys are read when they are needed, and again if they are an hour old or if a
+token has an unknown key.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ Shape = TypeVar("Shape")
 
 
 class Unanswered(Exception):
-    """The issuer's answer is missing or invalid; the message names the request."""
+    """The issuer did not answer validly, or the file with the client's secret is unreadable."""
 
 
 class _Configuration(msgspec.Struct, frozen=True):
@@ -45,7 +45,7 @@ class _Tokens(msgspec.Struct, frozen=True):
 
 
 class Provider:
-    """One issuer; `url` is the address of the console in browsers."""
+    """Signs people in at one issuer; `url` is the address of the console in browsers."""
 
     def __init__(self, rule: config.Oidc, url: str) -> None:
         self._rule = rule
@@ -122,7 +122,7 @@ class Provider:
         return read
 
     async def _has_key(self, token: str) -> bool:
-        """Return whether the key of a token is known; read the keys again if it is not."""
+        """Return whether the key of a token is known, after reading the keys again if necessary."""
         if self._keys is not None and id_token.has_key(token, self._keys):
             return True
         await self._published(older_than_s=_REFRESH_S)

@@ -18,8 +18,9 @@ _RETRY_S: Final = 5
 class Streams:
     """The streams of all open pages.
 
-    If the maximum number is open, a peer may still open one: the oldest stream of the peer with the
-    most streams is closed, if that peer then still has at least as many as the new stream's peer.
+    If the maximum number is open, a new stream replaces the oldest stream of the peer that has the
+    most, if that peer then still has at least as many streams as the new stream's peer. Otherwise
+    the new stream is refused.
     """
 
     def __init__(self, current: live.Live, *, pages_max: int) -> None:
@@ -29,7 +30,7 @@ class Streams:
         """By peer: a future for each stream, which is cancelled to close it; the oldest first."""
 
     async def changes(self, request: requests.Request) -> responses.Response:
-        """Answer with the stream of changes of one open page."""
+        """Answer with the stream of changes for one open page, or 503 if too many are open."""
         peer = security.peer_of(request.scope)
         if not self._has_room(peer):
             text = f"{self._count()} pages are open already; close one\n"
@@ -53,7 +54,7 @@ class Streams:
         return _Stream(self, self._live, subscriber, peer)
 
     def enter(self, peer: str) -> "asyncio.Future[None]":
-        """Count an open page of a peer; return a future that is done when it must be closed."""
+        """Count a new stream of a peer; return a future that is done when it must be closed."""
         end = asyncio.get_running_loop().create_future()
         if self._count() >= self._pages_max and (crowded := self._crowded(peer)):
             oldest = self._open[crowded][0]
@@ -63,7 +64,7 @@ class Streams:
         return end
 
     def leave(self, peer: str, end: "asyncio.Future[None]") -> None:
-        """Forget a closed page."""
+        """Stop counting a stream that was closed."""
         ends = self._open.get(peer, [])
         if end in ends:
             ends.remove(end)
@@ -77,7 +78,7 @@ class Streams:
         return self._count() < self._pages_max or self._crowded(peer) is not None
 
     def _crowded(self, peer: str) -> str | None:
-        """Return the peer with the most pages, if one of them may be closed for this peer."""
+        """Return the peer with the most streams, or None if it may keep all of them."""
         most = max(self._open, key=lambda each: len(self._open[each]))
         is_unfair = len(self._open[most]) > len(self._open.get(peer, ())) + 1
         return most if is_unfair else None

@@ -293,7 +293,7 @@ def _compressed(
 
 
 def _time(milliseconds: str | None) -> datetime | None:
-    """Return the time in a page's address, from Unix milliseconds; None if it is missing."""
+    """Return the time in an address, in Unix milliseconds; None if it is missing or invalid."""
     number = page_streams.number(milliseconds)
     return None if number is None else datetime.fromtimestamp(min(number, _TIME_MAX) / 1e3, UTC)
 

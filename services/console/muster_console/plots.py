@@ -1,4 +1,4 @@
-"""Pure: the charts of the page of plots, from muster's own streams and state."""
+"""Pure: the charts of the page of plots, computed from events and health's state."""
 
 import bisect
 import math
@@ -143,7 +143,7 @@ def ages(by_node: Mapping[str, heartbeat_ages.Age]) -> Plot:
 
 
 def oldest(by_node: Mapping[str, heartbeat_ages.Age]) -> tuple[tuple[str, float], ...]:
-    """Return the most overdue nodes and the age of their heartbeats in seconds, the worst first."""
+    """Return the nodes with the most overdue heartbeats and their ages in seconds, worst first."""
     late = [(name, age) for name, age in by_node.items() if 2 <= age.intervals < math.inf]  # noqa: PLR2004  # one is due
     late.sort(key=lambda each: (-each[1].intervals, each[0]))
     return tuple((name, age.seconds) for name, age in late[:_OLDEST_MAX])

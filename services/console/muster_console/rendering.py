@@ -21,7 +21,7 @@ IDENTITY_KINDS: Final = {
     "header": "named by the proxy",
     "oidc": "OpenID Connect",
 }
-"""How a person was identified, as text, by `identities.Kind`."""
+"""The text for each `identities.Kind`: how a person was identified."""
 GLYPHS: Final = {
     model.Level.CRITICAL: "C",
     model.Level.WARNING: "W",
@@ -81,7 +81,7 @@ def environment(loader: jinja2.BaseLoader) -> jinja2.Environment:
 
 
 def duration(length: timedelta) -> str:
-    """Return a duration in its largest unit; a negative one, from clocks that differ, as 0."""
+    """Return a duration in one unit, rounded down; 0 if it is negative, because clocks differ."""
     seconds = max(0, int(length.total_seconds()))
     for unit, size in (("d", 86_400), ("h", 3_600), ("min", 60)):
         if seconds >= size * (2 if unit == "d" else 1):

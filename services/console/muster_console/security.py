@@ -107,7 +107,7 @@ class Guard:
         hosts = [value for name, value in scope["headers"] if name == b"host"]
         host = hosts[0].decode("latin-1") if len(hosts) == 1 else ""
         if not is_known_host(host, self._hosts):
-            text = "this name is not known to the console; add it to `hosts` in its settings"
+            text = "this host name is not in the console's settings; add it to `hosts` there"
             return 421, text, []
         if len(scope["query_string"]) > QUERY_BYTES_MAX or len(scope["path"]) > PATH_BYTES_MAX:
             return 414, "the address is too long", []
@@ -116,7 +116,7 @@ class Guard:
         return None
 
     def _try_take(self, scope: types.Scope) -> bool:
-        """Return whether the peer may send a request now; note in the scope who the peer is."""
+        """Return whether the peer may send a request now; store the peer in the scope."""
         peer = scope["client"][0] if scope["client"] else ""
         person = self._person(scope, peer)
         if person:
@@ -138,7 +138,7 @@ class Guard:
 
 
 def peer_of(scope: types.Scope) -> str:
-    """Return the person whom a trusted proxy names, or else the address of the request."""
+    """Return `person NAME` if a trusted proxy names a person, or else the address of the client."""
     peer: str = scope.get(_PEER, "")
     return peer
 

@@ -48,7 +48,7 @@ class _Protocol(h11_impl.H11Protocol):
     """
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Start the time limit for a request; close it if its peer has too many connections."""
+        """Start the time limit for a request, or close the connection if its peer has too many."""
         super().connection_made(transport)
         self.loop.call_later(_REQUEST_S, self._close_unused, None)
         if self.client and self.limit_concurrency:
@@ -69,7 +69,7 @@ class _Protocol(h11_impl.H11Protocol):
 
 @contextlib.asynccontextmanager
 async def serving(settings: config.Settings, *, root_url: str | None = None) -> AsyncIterator[str]:
-    """Serve until the block ends; yield the address. Raises CannotStart if the port is taken."""
+    """Serve until the block ends; yield the address. Raises CannotStart if it cannot be used."""
     listening = _listening(settings.http.host, settings.http.port)
     host, port = listening.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
@@ -124,7 +124,7 @@ async def _end_requests(server: _Server, serving: asyncio.Task[None]) -> None:
 def _application(
     settings: config.Settings, current: live.Live, connected: bus.Bus
 ) -> types.ASGIApp:
-    """Return the pages, with the forms if people may act."""
+    """Return the application with the pages and, if people may act, the forms."""
     shown = pages.Pages(current, pages_max=settings.pages_max, grafana_url=settings.grafana_url)
     if not settings.writing.is_on:
         return security.Guard(

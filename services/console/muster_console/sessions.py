@@ -25,7 +25,7 @@ Sealed = TypeVar("Sealed", bound="Expiring")
 
 
 class Expiring(msgspec.Struct, frozen=True, kw_only=True):
-    """The content of a cookie that expires at a time, in UTC seconds."""
+    """The content of a cookie that expires at `ends_at`, in Unix seconds."""
 
     ends_at: float
 
@@ -84,7 +84,7 @@ def foreign(headers: Mapping[str, str], origin: str) -> str:
     """
     sent = headers.get("origin", "")
     if not sent:
-        return "the request has no header Origin, so the page that sent it is unknown"
+        return "the request has no Origin header, so the page that sent it is unknown"
     if sent.lower() != origin.lower():
         return f"the request comes from another site ({sent[:100]})"
     if headers.get("sec-fetch-site", "same-origin") != "same-origin":
@@ -93,7 +93,10 @@ def foreign(headers: Mapping[str, str], origin: str) -> str:
 
 
 def cookie(name: str, value: str, *, lasts_s: float, is_secure: bool) -> str:
-    """Return a Set-Cookie header; scripts and forms of other sites cannot use the cookie."""
+    """Return the value of a Set-Cookie header.
+
+    No script can read the cookie, and browsers do not send it with the forms of other sites.
+    """
     secure = "; Secure" if is_secure else ""
     return f"{name}={value}; Path=/; Max-Age={lasts_s:.0f}; HttpOnly; SameSite=Lax{secure}"
 
@@ -112,5 +115,5 @@ def _text(content: bytes) -> str:
 
 
 def _bytes(text: str) -> bytes:
-    """Return the content of base64. Raises ValueError."""
+    """Decode URL-safe base64 that has no padding. Raises ValueError."""
     return base64.b64decode(text.encode("ascii") + b"==", altchars=b"-_", validate=False)

@@ -1,12 +1,12 @@
 """Pure: how the verdicts on plugins and the health of devices changed, from events.
 
 Nothing is known about a device before the first event about its health, with one exception. Only
-the last inventory of a plugin is stored, so if a device had no event before it, the device has had
-the listed health since the plugin started. An inventory lists whether a device is Healthy, but not
+the last inventory of a plugin is stored, so if a device had no event before that inventory, it has
+had the listed health since the plugin started. An inventory lists whether a device is Healthy, not
 its conditions, so it ends none of them.
 
-The value of a device that is not Unhealthy is its newest current condition; without one, it is
-Healthy.
+The value of a device that is not Unhealthy is its newest current condition, or Healthy if it has no
+current condition.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -41,7 +41,7 @@ class _Said(NamedTuple):
     value: str
     reason: str
     began: datetime | None = None
-    """In an inventory: when the plugin started, or `ALWAYS`."""
+    """In an inventory: when the plugin started, or `ALWAYS` if unknown. Otherwise None."""
     fault: tuple[str, str] | None = None
     """The condition and the code of the fault that began, or that ended if `value` is Healthy."""
 
@@ -87,7 +87,7 @@ class _Device:
 
 
 def of_plugins(events: Iterable[codec.CloudEvent]) -> dict[str, list[Step]]:
-    """Return the verdicts on each plugin, the oldest first."""
+    """Return how the verdict about each plugin changed, the oldest change first."""
     steps: dict[str, list[Step]] = {}
     for event in events:
         if isinstance(event.data, vocabulary.VerdictChanged):
@@ -99,7 +99,7 @@ def of_plugins(events: Iterable[codec.CloudEvent]) -> dict[str, list[Step]]:
 
 
 def of_device(events: Iterable[codec.CloudEvent], names: frozenset[str]) -> list[Step]:
-    """Return how one device's health changed; `names` are its id and its replicas' ids."""
+    """Return how a device's health changed; `names` are the ids of the device and its replicas."""
     device = _Device()
     for at, said in _said(events):
         if about := [each for each in said if names & {each.device, each.physical}]:

@@ -20,7 +20,7 @@ STATE_S: Final = 10.0
 EVENTS_MAX: Final = 200
 """How many events one message may have; further ones are counted."""
 _ENCODED_MAX: Final = 8
-"""The maximum number of cached encodings, one by revision; up-to-date pages share one."""
+"""The maximum number of cached encodings, one per revision; up-to-date pages share one."""
 
 
 _POSITION: Final = re.compile(r"([0-9a-z]{1,32})-([0-9]{1,15})-([0-9]{1,15})-([0-9]{1,15})")
@@ -50,7 +50,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FleetState(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether the pages are up to date: `problem` and `caveats` are empty if they are."""
+    """How many alerts fire, and why the data may be out of date (`problem` and `caveats`)."""
 
     instance: str
     problem: str
@@ -108,7 +108,7 @@ class Feed:
         self._seen, self._alerts_digest = seen, digest
 
     def state(self, now: float, at: datetime) -> FleetState:
-        """Return whether the pages are up to date, and why not."""
+        """Return how many alerts fire, and why the data may be out of date."""
         caveats = list(self.fleet.caveats())
         if not self._is_connected():
             caveats.append("no connection to NATS: events and silences may be out of date")

@@ -68,7 +68,7 @@ _KINDS: Final = (
         "",
     ),
 )
-"""The kind of mark for each type of event; empty: no mark. Other types have the kind `other`."""
+"""The kind of mark for each type of event, empty for no mark; for other types see `_kind`."""
 _HALF_WELL: Final = {
     vocabulary.Verdict.DEGRADED.value,
     vocabulary.Verdict.FLAPPING.value,
@@ -79,7 +79,7 @@ _SKEW_SHOWN: Final = timedelta(seconds=5)
 
 
 class Bar(msgspec.Struct, frozen=True, kw_only=True):
-    """A period with the same verdict or health."""
+    """A period in which a verdict or a device's health did not change."""
 
     x: float
     width: float
@@ -140,7 +140,7 @@ def timeline(
 
     `device` is the name of a device, and how its health changed; `events` are then about that
     device only.
-    `labels` are the names of devices. `silenced` has, by plugin, the time from which its
+    `labels` are the names of devices. `silenced` has, by plugin, the time from which the plugin's
     current problem is silenced.
     """
     scale = _Scale(start, end)
@@ -168,14 +168,17 @@ def position(line: Timeline, at: datetime) -> float:
 
 
 def fitting(began: datetime | None, at: datetime) -> str:
-    """Return the shortest range that begins before `began`, at most 7d; 1h if that is None."""
+    """Return the name of the range that shows the time since `began`; 1h if that is None.
+
+    This is the shortest range that is at least 1.5 times as long, or 7d if all are shorter.
+    """
     if began is None:
         return "1h"
     return next((name for name, length in RANGES.items() if length >= (at - began) * 1.5), "7d")
 
 
 def _ticks(start: datetime, end: datetime) -> Iterable[datetime]:
-    """Yield round times, all at the same distance."""
+    """Yield round times at equal intervals."""
     step = next((each for each in _STEPS if (end - start) / each <= _TICKS_MAX), _STEPS[-1])
     at = start + (_EPOCH - start) % step
     while at <= end:
@@ -241,7 +244,7 @@ def _lanes(
 def _device_lanes(
     events: Iterable[codec.CloudEvent], labels: Mapping[str, str], scale: _Scale
 ) -> list[Lane]:
-    """Return a lane for each device that was faulty in this period, the newest fault first."""
+    """Return the lanes of devices that were faulty in this period; those still faulty first."""
     faulty = [
         (of_device, labels.get(device, device_names.shortened(device)))
         for (_, device), of_device in steps.of_devices(events).items()

@@ -1,1 +1,1 @@
-"""Mounts FUSE file systems for unprivileged pods, without a resource request."""
+"""Mounts FUSE file systems for unprivileged pods, which need no resource request for this."""

@@ -65,7 +65,7 @@ async def serve(chosen: config.Settings) -> None:
 
 
 def _check(chosen: config.Settings) -> None:
-    """Check for problems that cannot be solved by a retry. Raises CannotStart."""
+    """Raise CannotStart if there is a problem that a retry cannot solve."""
     if os.geteuid() != 0:
         raise entry.CannotStart("only root can mount: run as user 0, with CAP_SYS_ADMIN")
     if not Path(chosen.kubelet.directory).is_dir():

@@ -75,24 +75,24 @@ class MalformedPacket(ValueError):
 def parse(packet: bytes, *, descriptors: int) -> Request:
     """Return the request in a packet that carried this many descriptors. Raises MalformedPacket."""
     if len(packet) < _HEADER.size:
-        raise MalformedPacket(f"a packet of {len(packet)} bytes, shorter than its header")
+        raise MalformedPacket(f"a packet of {len(packet)} bytes is shorter than its header")
     magic, version, code, bits, errno, length = _HEADER.unpack_from(packet)
     if magic != _MAGIC:
         raise MalformedPacket("not a packet of this protocol")
     if version != VERSION:
         raise MalformedPacket(f"protocol version {version}; the broker has version {VERSION}")
     if len(packet) != _HEADER.size + length or len(packet) > PACKET_MAX or errno:
-        raise MalformedPacket("a packet that does not match its header")
+        raise MalformedPacket("the packet does not match its header")
     try:
         operation = Operation(code)
     except ValueError:
         raise MalformedPacket(f"unknown operation {code}") from None
     if operation is Operation.SYNC_INIT or bits & ~FLAGS.get(operation, 0):
-        raise MalformedPacket(f"{operation.name} with flags {bits:#x}")
+        raise MalformedPacket(f"{operation.name} with flags {bits:#x} is not allowed")
     if descriptors != DESCRIPTORS.get(operation, 0):
-        raise MalformedPacket(f"{operation.name} with {descriptors} descriptors")
+        raise MalformedPacket(f"{operation.name} with {descriptors} descriptors is not allowed")
     if length and operation is not Operation.MOUNT:
-        raise MalformedPacket(f"{operation.name} with a payload")
+        raise MalformedPacket(f"{operation.name} with a payload is not allowed")
     return Request(operation, Flag(bits), packet[_HEADER.size :])
 
 
@@ -118,7 +118,7 @@ def request(operation: Operation, *, flags: Flag = Flag(0), options: bytes = b""
 def parse_reply(packet: bytes) -> Reply:
     """Return the reply in a packet. Raises MalformedPacket."""
     if len(packet) < _HEADER.size:
-        raise MalformedPacket(f"a packet of {len(packet)} bytes, shorter than its header")
+        raise MalformedPacket(f"a packet of {len(packet)} bytes is shorter than its header")
     _, _, code, _, errno, _ = _HEADER.unpack_from(packet)
     try:
         operation = Operation(code)

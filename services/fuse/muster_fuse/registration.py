@@ -44,7 +44,7 @@ class Registration:
     """Offers a driver to the kubelet for as long as the process runs.
 
     `registry` is the kubelet's directory for the sockets of plugins. `prepare` runs before each
-    socket is opened, and may raise OSError. If the kubelet has not registered the driver for
+    socket is opened, and may raise OSError. If the kubelet does not register the driver within
     `unregistered_s`, the kubelet is offered a new socket.
     """
 

@@ -61,7 +61,7 @@ class SelfCheck:
             tasks.create_task(self._test())
 
     def problem(self, now: float) -> str | None:
-        """Return why pods cannot mount at present; None if they can."""
+        """Return why pods may be unable to mount; None if a recent self-test passed."""
         if self.outcome is None or self.tested_at is None:
             return "the self-test has not run yet"
         if self.outcome.errno:
@@ -71,7 +71,7 @@ class SelfCheck:
         return None
 
     def stuck(self, now: float) -> str | None:
-        """Return why the broker counts as stuck; None if it answers requests."""
+        """Return why the broker counts as stuck; None if it recently answered a hello."""
         age_s = now - self.answered_at
         if age_s > _HELLOS_MISSED_MAX * HELLO_PERIOD_S:
             return f"the broker's socket last answered {age_s:.0f} s ago"

@@ -124,7 +124,7 @@ class CertificateStore:
             await asyncio.sleep(pause_s * random.uniform(*_JITTER))  # noqa: S311  # jitter, not a secret
 
     async def refresh(self) -> None:
-        """Update the Secret, the server and the webhook configuration."""
+        """Update the Secret, the certificate in use and the webhook configuration, where needed."""
         try:
             held = await self._held()
             await self._load(held)

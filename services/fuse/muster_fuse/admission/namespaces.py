@@ -42,7 +42,7 @@ class Namespaces:
         self._cached: OrderedDict[str, _Namespace] = OrderedDict()
 
     async def replace(self, name: str) -> str:
-        """Return the resource in the namespace's annotation, or an empty string.
+        """Return the resource in the namespace's annotation; empty if there is no annotation.
 
         If the API server does not answer, the cached answer is used. Raises Unavailable.
         """

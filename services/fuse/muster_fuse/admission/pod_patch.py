@@ -79,11 +79,11 @@ class Outcome(enum.StrEnum):
     UNCHANGED = "unchanged"
     """The pod already has the volume and the mounts."""
     MOUNTED = "mounted"
-    """The pod got the volume."""
+    """The pod got the volume, mounts or annotations that it lacked."""
     REPLACED = "replaced"
     """The extended resource was replaced by the volume."""
     CONFLICT = "conflict"
-    """The pod requests FUSE but cannot be changed; it stays unchanged, and this is reported."""
+    """The pod requests FUSE, or may do so, but cannot be changed; this is reported."""
 
 
 class Operation(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -157,7 +157,7 @@ def plan(pod: pods.Pod, *, replace: str = "") -> Plan:
 
 
 def _problem(pod: pods.Pod, asks: str | None, replace: str) -> str:
-    """Return why a pod cannot be changed, regardless of its containers; empty if it can."""
+    """Return which annotation is invalid or which limit a pod exceeds, as text; empty if none."""
     if asks not in {None, "true"}:
         shown = repr(asks) if _WORD.fullmatch(asks) else "its value"
         return f'annotation {MOUNT}: {shown} is neither "true" nor "false"'
@@ -221,7 +221,7 @@ def _refusal(each: pods.Placed, *, requests: bool) -> str:
     if container.is_privileged:
         return f"{who}: privileged, so it mounts with the node's device, without the broker"
     if not requests and {*container.added_capabilities} & (_SYS_ADMIN | _ALL):
-        return f"{who}: gets no mounts: it keeps SYS_ADMIN, so it cannot use the broker"
+        return f"{who}: keeps SYS_ADMIN, so it cannot use the broker and gets no mounts"
     return ""
 
 
@@ -291,7 +291,7 @@ def _is_below(path: str, folder: str) -> bool:
 
 
 def _ours(mount: pods.Mount, volume: str) -> pods.Mount | None:
-    """Return the mount in `MOUNTS` that a pod's mount is equal to; None if there is none."""
+    """Return the entry of `MOUNTS` with the paths of a pod's mount; None if there is none."""
     if mount.name != volume or mount.sub_path_expr:
         return None
     ours = _AT.get(_absolute(mount.mount_path))
@@ -330,7 +330,7 @@ def _appended(
 
 
 def _taken(each: pods.Placed, resource: str) -> Iterator[Operation]:
-    """Yield the operations that remove the resource and CAP_SYS_ADMIN from a container."""
+    """Yield the operations that remove the resource, and CAP_SYS_ADMIN if it is to be removed."""
     for field in _quantities(each.container, resource):
         yield Operation("remove", f"{each.pointer}/resources/{field}/{_escaped(resource)}")
     if _loses_capability(each.container):
@@ -344,7 +344,7 @@ def _loses_capability(container: pods.Container) -> bool:
 
 
 def _record(pod: pods.Pod, requesting: Sequence[pods.Placed], resource: str) -> _Record:
-    """Return the record of everything that is removed from the pod now or was removed earlier."""
+    """Return what is removed from the pod now and was removed earlier; empty if nothing is now."""
     record: _Record = {}
     if not requesting:
         return record

@@ -74,7 +74,7 @@ class Webhook:
             return web.Response(status=400, text=f"{error}\n")
         except TimeoutError:
             PODS.labels("late").inc()
-            return web.Response(status=503, text="too many requests\n")
+            return web.Response(status=503, text=f"no answer within {_DEADLINE_S:g} s\n")
         body = review.answer(admission.uid, plan)
         return web.Response(body=body, content_type="application/json")
 
@@ -87,13 +87,13 @@ class Webhook:
             PODS.labels("unreadable").inc()
             return pod_patch.Plan(pod_patch.Outcome.CONFLICT, warnings=(str(error),))
         except namespaces.Unavailable as error:
-            text = f"unchanged, because its namespace could not be read: {error}"
+            text = f"the pod stays unchanged, because its namespace could not be read: {error}"
             plan = pod_patch.Plan(pod_patch.Outcome.CONFLICT, warnings=(text,))
         except Exception as error:  # noqa: BLE001  # an error here must not block pods
             logs.logger().error(
                 "admission_decision_failed", namespace=admission.namespace, exc_info=error
             )
-            text = "unchanged, because of an error in the webhook; see its log"
+            text = "the pod stays unchanged, because the webhook failed; see the webhook's log"
             plan = pod_patch.Plan(pod_patch.Outcome.CONFLICT, warnings=(text,))
         PODS.labels(plan.outcome.value).inc()
         if plan.outcome is pod_patch.Outcome.CONFLICT and not admission.dry_run:

@@ -26,7 +26,7 @@ log = structlog.get_logger()
 
 
 class Ledger:
-    """The mounts of all pods, recorded in `directory` for a restart of the broker."""
+    """The mounts of all pods; the records in `directory` outlast the broker's process."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class Ledger:
     ) -> None:
         self.mounts = mounts.Mounts(settings)
         self.looked_at: float | None = None
-        """When all mounts were last checked, on the event loop's clock."""
+        """When all mounts were last checked, on the event loop's clock; None if never."""
         self._observe = observe
         self._connections = connections.Connections()
         self._records = records.Records(directory, self._connections)
@@ -50,7 +50,7 @@ class Ledger:
     async def recall(self, pods: Iterable[caller.Pod]) -> None:
         """Watch the mounts that an earlier broker made in pods that are not watched yet.
 
-        This reads all processes of the node, but only once for all these pods.
+        This reads all processes of the node once, however many pods there are.
         """
         new = {pod.uid: pod for pod in pods if pod.uid not in self._pods}
         self._pods.update(new)
@@ -130,7 +130,7 @@ class Ledger:
             await self._save(uid)
 
     async def release(self, pod_uid: str) -> int:
-        """Abort the FUSE connections that an ended pod left behind; return their number."""
+        """Abort the FUSE connections that an ended pod left behind; return how many it aborted."""
         left = self.mounts.of(pod_uid)
         try:
             count = await self._run(lambda: sum(map(self._connections.abort, left)))

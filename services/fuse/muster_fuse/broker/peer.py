@@ -78,7 +78,7 @@ class Peer:
     def peek(self) -> protocol.Request | None:
         """Return the next request, and leave it in the connection's queue. Raises Refusal.
 
-        Returns None if the peer has disconnected.
+        Returns None if there is no request, such as after the peer has disconnected.
         """
         try:
             # without space for descriptors, the kernel only tells that there are some
@@ -176,7 +176,7 @@ class Peer:
         return False
 
     def close(self) -> None:
-        """Close the connection and its descriptors; first, discard those from `undiscarded`."""
+        """Close all descriptors; the caller must first discard those from `undiscarded`."""
         with self._lock:
             self._is_closed = True
             self.connection.close()

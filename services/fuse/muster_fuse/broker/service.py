@@ -1,4 +1,4 @@
-"""Adapter: the broker: serves each pod on its own socket, one request at a time."""
+"""Adapter: the broker: serves each pod on its own socket, one mount or unmount at a time."""
 
 import asyncio
 import contextlib
@@ -17,7 +17,7 @@ from muster_fuse.request.decision import Reason, Refusal
 from muster_fuse.watch import mounts as watched
 
 _TURN_S: Final = 5.0
-"""How long a request waits for an earlier request of its pod; the helper waits longer."""
+"""How long a mount or unmount waits for the pod's earlier ones; the helper waits longer."""
 _REFUSALS_MAX: Final = 4096
 _DISCARD_RETRY_S: Final = 1.0
 _CLOSE_S: Final = 1.0
@@ -30,7 +30,7 @@ Connections that are still open are closed when the process exits; that may hang
 
 
 class _Served:
-    """A pod with its socket, and a lock so that its requests are served one at a time."""
+    """A pod with its socket, and a lock that allows one mount or unmount at a time."""
 
     def __init__(
         self, pod: caller.Pod, listener: sockets.Listener, history: job_history.JobHistory
@@ -100,7 +100,7 @@ class Broker:
             await served.listener.stop(wait_s=_CLOSE_S)
 
     async def release(self, pod_uid: str) -> int:
-        """Abort the FUSE connections that an ended pod left behind; return their number."""
+        """Abort the FUSE connections that an ended pod left behind; return how many it aborted."""
         self._histories.pop(pod_uid, None)
         return await self._ledger.release(pod_uid)
 
@@ -110,7 +110,7 @@ class Broker:
         return self._ledger.looked_at
 
     def mounts(self) -> tuple[watched.Mount, ...]:
-        """Return the mounts of all pods, as of the latest check."""
+        """Return the watched mounts of all pods."""
         return self._ledger.mounts.all()
 
     def conditions(self, mount: watched.Mount) -> tuple[watched.Condition, ...]:
@@ -222,7 +222,7 @@ class Broker:
 
     @contextlib.asynccontextmanager
     async def _turn(self, served: _Served) -> AsyncIterator[None]:
-        """Run the block while no other request from the pod is in progress. Raises Refusal."""
+        """Run the block while the pod has no other mount or unmount in progress. Raises Refusal."""
         try:
             async with asyncio.timeout(_TURN_S):
                 await served.turn.acquire()

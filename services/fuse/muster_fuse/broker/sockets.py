@@ -177,7 +177,7 @@ def _open_to_everybody(path: Path) -> int:
     try:
         status = os.fstat(socket_file)
         if not stat.S_ISSOCK(status.st_mode):
-            raise OSError(f"{path}: replaced by something that is not a socket")
+            raise OSError(f"{path} was replaced by a file that is not a socket")
         Path(f"/proc/self/fd/{socket_file}").chmod(_EVERYONE)
     finally:
         os.close(socket_file)

@@ -12,7 +12,7 @@ from muster.service import entry, logs, probes, runtime, sections
 from muster_fuse.dra import driver
 
 Registry = Annotated[str, msgspec.Meta(min_length=1, max_length=74)]
-"""A directory for sockets; its path is short, because a socket's path has at most 107 bytes."""
+"""A directory for sockets, with a short path: a socket's path may have at most 107 bytes."""
 Folder = Annotated[str, msgspec.Meta(min_length=1, max_length=4000)]
 
 

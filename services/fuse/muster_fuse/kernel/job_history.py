@@ -38,7 +38,7 @@ class JobHistory:
         return self._can_be_slow and now < self._slow_until
 
     def record(self, *, took_s: float, is_waiting: bool, now: float) -> None:
-        """Record the duration of a job; `is_waiting`: it waited for the pod's processes."""
+        """Record how long a job took; `is_waiting` means that it waited for the pod's processes."""
         if took_s > (_QUICK_WAITING_S if is_waiting else _QUICK_S):
             was_quick = now - self._slow_until > _SLOW_MAX_S
             self._slow_s = _SLOW_MIN_S if was_quick else min(2 * self._slow_s, _SLOW_MAX_S)

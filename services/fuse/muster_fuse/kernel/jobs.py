@@ -40,8 +40,8 @@ class MountJob(NamedTuple):
 
     `strings` and `flags` are parameters of fsconfig(2), without those that the mounter sets itself:
     `fd`, `rootmode`, `user_id` and `group_id`. `attributes` are MOUNT_ATTR bits of fsmount(2), of
-    which NOSUID and NODEV are always set. With `sync_init`, the caller receives the descriptor
-    first and requests the mount later.
+    which NOSUID and NODEV are always set. With `sync_init`, the caller first receives the
+    descriptor of /dev/fuse, and requests the mount later.
     """
 
     caller: Caller

@@ -42,7 +42,7 @@ _BUSY_PAUSE_S: Final = 0.01
 
 
 class Failed(Exception):
-    """A step that failed."""
+    """A step failed; `outcome` is the outcome of the job."""
 
     def __init__(self, outcome: jobs.Outcome) -> None:
         super().__init__(outcome.text)
@@ -151,7 +151,8 @@ def unmount(job: jobs.UnmountJob, host: Host, *, peer: int, root: int) -> jobs.O
 def _check_access(caller: jobs.Caller, host: Host, point: int, status: os.stat_result) -> None:
     """Refuse a mount point that the caller may not write to, or another user's sticky directory.
 
-    Otherwise the caller could mount over /etc, and become root with a forged password file.
+    Otherwise the caller could mount over /etc, and become root with a forged password file. A
+    caller that `overrides` permissions is not checked.
     """
     if caller.overrides:
         return
@@ -299,19 +300,19 @@ def _reply(asking: socket.socket, packet: bytes, descriptors: tuple[int, ...]) -
 
 
 def _check_unused(peer: int, root: int, *, lazy: bool) -> None:
-    """Raise OSError with EBUSY if another mount or a process uses the mount with this root.
+    """Raise OSError with EBUSY if the mount with this root is in use and `lazy` is not set.
 
     A process that begins to use the mount after this check keeps using it, as after a lazy unmount.
     If another mount covers the whole mount, the kernel would remove the covering mount instead, so
-    this is an error even if `lazy` is set.
+    OSError is raised even if `lazy` is set.
     """
     users = mount_users.MountUsers(peer, syscalls.status(root))
     if users.is_covered():
-        raise OSError(errno.EBUSY, "another mount covers it; unmount that mount first")
+        raise OSError(errno.EBUSY, "another mount covers this one; unmount the other one first")
     if lazy:
         return
     if users.has_mounts():
-        text = "another file system is mounted below it; unmount that first, or unmount lazily"
+        text = "another mount is below this one; unmount the other one first, or unmount lazily"
         raise OSError(errno.EBUSY, text)
     for _ in range(_BUSY_RETRIES):
         if not users.has_processes():

@@ -2,9 +2,9 @@
 
 No request is sent to a FUSE daemon, because it might not answer. Two kinds of users are not found:
 processes that have moved to another mount namespace with files of the mount open, and threads whose
-first thread has ended. If only these use a mount, it is removed as if lazily. Only small modules of
-the standard library are imported, and text files are read as bytes, because decoding would import a
-codec.
+first thread has ended. If only these use a mount, it is removed as by a lazy unmount. Only small
+modules of the standard library are imported, and text files are read as bytes, because decoding
+would import a codec.
 """
 
 import contextlib

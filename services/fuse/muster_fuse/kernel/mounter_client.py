@@ -197,7 +197,7 @@ class Mounter:
         return await self._do(job, (peer,), wait_s=wait_s, history=history, taken=root)
 
     async def self_test(self, job: jobs.SelfTestJob) -> jobs.Outcome:
-        """Mount, use and unmount through the broker's own socket."""
+        """Have a child mount, use and unmount a file system through the socket that `job` names."""
         return await self._do(job, (), wait_s=self._deadline_s)
 
     async def _do(

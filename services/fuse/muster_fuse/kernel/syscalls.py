@@ -1,8 +1,7 @@
 """Adapter: system calls for mounts and namespaces that Python 3.11 lacks, through ctypes.
 
 The numbers are the same on x86-64 and arm64 (Linux 6.18, include/uapi: asm-generic/unistd.h,
-linux/mount.h, linux/fcntl.h, linux/prctl.h, linux/stat.h). Each call raises
-OSError.
+linux/mount.h, linux/fcntl.h, linux/prctl.h, linux/stat.h). A call that fails raises OSError.
 """
 
 import contextlib

@@ -1,1 +1,1 @@
-"""A container runtime plugin that adds /dev/fuse to containers that request it by annotation."""
+"""A container runtime plugin that adds /dev/fuse to the containers of pods that request it."""

@@ -12,13 +12,13 @@ from typing import Final
 
 _PATH: Final = "/dev/fuse"
 _NOT_GIVEN: Final = (
-    "the runtime gave this container no device: is muster-fuse-nri ready on this node, and does "
-    'the pod have the annotation fuse.muster.dev/device: "true"?'
+    "the runtime gave this container no device; check that muster-fuse-nri is ready on this node, "
+    'and that the pod has the annotation fuse.muster.dev/device: "true"'
 )
-_NO_MODULE: Final = "the node's kernel has no FUSE: load the module with `modprobe fuse`"
+_NO_MODULE: Final = "the node's kernel has no FUSE; load the module with `modprobe fuse`"
 _CAUSES: Final = {
     errno.ENOENT: _NOT_GIVEN,
-    errno.EPERM: f"its device cgroup does not allow it: {_NOT_GIVEN}",
+    errno.EPERM: f"the device cgroup of this container forbids it; {_NOT_GIVEN}",
     errno.EACCES: "the mode of the device, or a security module of the node, does not allow it",
     errno.ENODEV: _NO_MODULE,
     errno.ENXIO: _NO_MODULE,

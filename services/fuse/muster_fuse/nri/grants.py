@@ -45,7 +45,7 @@ class Reason(enum.StrEnum):
 
 
 class Denied(msgspec.Struct, frozen=True, kw_only=True):
-    """A container that must not start; `text` is shown in the events of its pod."""
+    """Why a container must not start; `text` is shown in the events of its pod."""
 
     reason: Reason
     text: str

@@ -45,7 +45,7 @@ class Refused(Exception):
 
 
 class Synchronized(msgspec.Struct, frozen=True, kw_only=True):
-    """The registration is complete: the runtime will call for each new container.
+    """The registration is complete: the runtime will call the plugin for each new container.
 
     `without_device` are the existing containers that lack the device their pods request.
     """
@@ -144,7 +144,7 @@ class Session:
         self._pods |= {pod.id: pod for pod in request.pods}
         self._containers += request.containers
         if max(len(self._pods), len(self._containers)) > _LISTED_MAX:
-            raise Refused(f"more than {_LISTED_MAX} pods or containers")
+            raise Refused(f"the runtime listed more than {_LISTED_MAX} pods or containers")
         if not request.more:
             without = tuple(filter(None, map(self._without_device, self._containers)))
             self._pods, self._containers = {}, []

@@ -39,13 +39,13 @@ class Pod(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Unclear(ValueError):
-    """A text from /proc is not in the kernel's format, or an id is not mapped."""
+    """A text from /proc is unexpected or ambiguous; the message gives the reason."""
 
 
 class Process(NamedTuple):
     """The data about the process that connected, read while it was running.
 
-    `cgroup`, `status`, `uid_map` and `gid_map` are the texts of those files in /proc/<pid>.
+    `cgroup`, `status`, `uid_map` and `gid_map` are the texts of these files in /proc/<pid>.
     `connected_uid` and `connected_gid` are its effective ids when it connected. The namespaces are
     inode numbers; `mount_owner` is the user namespace that owns its mount namespace.
     """
@@ -72,7 +72,8 @@ class Ids(NamedTuple):
 class Descriptor(NamedTuple):
     """The data in /proc/self/fdinfo about a received descriptor, and its path.
 
-    `path` is the path within the mount namespace of the file, as the kernel shows it.
+    `path` is the path within the mount namespace of the file, as the kernel shows it. `is_path`
+    means that the descriptor was opened with O_PATH.
     """
 
     mount_id: int
@@ -101,7 +102,7 @@ class MountLine(NamedTuple):
 
 
 def pod_uid(cgroup: str) -> str | None:
-    """Return the uid of the pod that a process belongs to, from its cgroup file, or None.
+    """Return the uid of a process's pod, from its cgroup file; None if it is in no pod.
 
     Raises Unclear. The outermost pod is used, because a container may be allowed to create cgroups
     below its own.

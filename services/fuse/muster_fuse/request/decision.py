@@ -100,7 +100,7 @@ def check_caller(
 def check_target(
     target: caller.Descriptor, line: caller.MountLine | None, *, fuse_on_fuse: bool
 ) -> None:
-    """Raise Refusal if a mount point is protected, shared, or on an unsuitable file system.
+    """Raise Refusal if a mount point is hidden, protected, shared or on an unsuitable file system.
 
     `line` is the descriptor's mount, as the process sees it.
     """

@@ -98,7 +98,7 @@ def _strings(values: dict[str, str]) -> tuple[tuple[str, str], ...]:
 
 
 def _split(options: bytes) -> Iterator[str]:
-    """Yield the options, without their backslashes and without empty ones."""
+    """Yield the options that are not empty, with their escapes resolved."""
     option = ""
     characters = iter(options.decode("utf-8", "replace"))
     for character in characters:

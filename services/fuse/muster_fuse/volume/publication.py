@@ -69,7 +69,7 @@ def wanted(
     kubelet: str,
     namespaces: Sequence[str],
 ) -> Publication:
-    """Return the volume that NodePublishVolume requests.
+    """Return the volume that NodePublishVolume requests, and its pod.
 
     Raises Refused. `namespaces` are shell patterns for the namespaces whose pods may have volumes.
     """
@@ -79,7 +79,7 @@ def wanted(
     unknown = sorted(key for key in context if not key.startswith(_POD))
     if unknown:
         raise Refused(
-            Reason.INVALID, f"volumeAttributes: {unknown[0]!r}; {DRIVER} takes no attributes"
+            Reason.INVALID, f"volumeAttributes: remove {unknown[0]!r}; {DRIVER} takes no attributes"
         )
     uid, namespace, name = (context.get(f"{_POD}pod.{key}", "") for key in _KEYS)
     if not (uid and 0 < len(namespace) <= _NAME_MAX and 0 < len(name) <= _NAME_MAX):
@@ -103,7 +103,7 @@ def wanted(
 
 
 def existing(volume_id: str, target: str, *, kubelet: str) -> Volume:
-    """Return the volume that NodeUnpublishVolume names. Raises Refused."""
+    """Return the volume with this id and the target path that the kubelet names. Raises Refused."""
     if not 0 < len(volume_id) <= _ID_MAX:
         raise Refused(Reason.INVALID, f"volume_id: expected 1 to {_ID_MAX} characters")
     below = target.removeprefix(kubelet)

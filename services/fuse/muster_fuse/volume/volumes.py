@@ -103,9 +103,9 @@ class Volumes:
             await self._run(lambda: tmpfs.attach(directory, Path(volume.target)))
 
     async def unpublish(self, volume: publication.Volume) -> None:
-        """Remove a volume; with a pod's last volume, also remove its socket, mounts and record.
+        """Remove a volume; with a pod's last volume, also its socket, mounts and record.
 
-        Succeeds even without a record. Raises OSError, TimeoutError.
+        Succeeds even if the pod has no record. Raises OSError, TimeoutError.
         """
         uid = volume.pod_uid
         async with self._lock:

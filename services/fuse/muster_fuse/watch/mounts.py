@@ -152,18 +152,18 @@ class Mounts:
     def _judge(self, watched: _Watched, look: Look, now: float) -> dict[Condition, str]:
         watched.unheld = 0 if look.is_held else watched.unheld + 1
         if watched.unheld >= _UNHELD_MAX:
-            return {Condition.DEAD: "no process has /dev/fuse open for it any more"}
+            return {Condition.DEAD: "no process has /dev/fuse open for this mount any more"}
         self._measure(watched, look, now)
         if not watched.is_hung:
             watched.killed_since = None
             return {}
-        held = {Condition.HUNG: f"{look.waiting} requests wait for its daemon"}
+        held = {Condition.HUNG: f"{look.waiting} requests wait for the daemon of this mount"}
         if not look.is_killed:
             watched.killed_since = None
         elif watched.killed_since is None:
             watched.killed_since = now
         elif now - watched.killed_since >= self._limits.lingering_s:
-            text = "processes of its pod have been killed and cannot end"
+            text = "processes of the mount's pod have been killed and cannot end"
             held[Condition.LINGERING] = text
         return held
 

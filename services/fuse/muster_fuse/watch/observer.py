@@ -1,7 +1,7 @@
 """Adapter: fusectl and /proc: checks the connections of mounts and the processes that serve them.
 
 Checking all processes takes long, so the processes that serve a mount are cached. A new search
-starts if they no longer serve the mount, and from time to time while requests wait.
+starts if none of them serves the mount any more, and from time to time while requests wait.
 """
 
 from collections.abc import Collection, Iterable

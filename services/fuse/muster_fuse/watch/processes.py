@@ -56,7 +56,7 @@ class Holder(NamedTuple):
 
 
 def worked_ticks(holder: Holder) -> int | None:
-    """Return the processor time of a holder, in ticks; None if it has closed the device."""
+    """Return the processor time of a holder, in ticks; None if it ended or closed the device."""
     process = _PROC / str(holder.pid)
     try:
         fields = _stat(process)
@@ -93,7 +93,7 @@ def holders(pods: Collection[str], *, everywhere: bool) -> Iterator[Holder]:
 
 
 def killed(pods: Collection[str]) -> set[str]:
-    """Return the pods that have a process that was killed but cannot end."""
+    """Return the uids of the pods that have a process that was killed but has not ended."""
     stuck = set()
     entries = _Entries()
     for process in _processes() if pods else ():
@@ -155,7 +155,7 @@ class _Entries:
                 yield entry.name
 
     def devices(self, process: Path, pod_uid: str | None) -> Iterator[tuple[str, int | None]]:
-        """Yield the descriptors of /dev/fuse, each with its connection. Raises OSError.
+        """Yield the descriptors of /dev/fuse, each with its connection or None. Raises OSError.
 
         Nearly all descriptors are other files; their links show this without another read.
         """
