@@ -230,7 +230,7 @@ def test_without_a_driver_there_are_no_gpus_and_with_one_there_are_without_a_res
             reported = (await here.event(vocabulary.InventoryReported)).gpus
             assert reported is not None
             assert reported.problem.startswith(
-                "no GPU can be used: not_loaded: nvmlInit: DRIVER_NOT_LOADED: the kernel module"
+                "no GPU can be used (not_loaded): nvmlInit failed with DRIVER_NOT_LOADED: the kernel"
             )
             here.gpus.write(scenes.h100x8())
             await here.offers(GPU, healthy=8)
@@ -401,7 +401,9 @@ def test_a_driver_that_was_replaced_ends_the_process_in_order_and_says_why() -> 
                 assert await plugin.process.wait() == 0
                 assert (await here.event(vocabulary.PluginStopping)).reason == "upgrade"
                 problem = (await plugin.logged("driver_replaced"))["problem"]
-                assert problem.startswith("nvmlInit: LIB_RM_VERSION_MISMATCH: the loaded driver")
+                assert problem.startswith(
+                    "nvmlInit failed with LIB_RM_VERSION_MISMATCH: the loaded"
+                )
             here.gpus.drop("init")
             async with here.plugin(config):
                 await here.offers(GPU, healthy=8)

@@ -273,7 +273,7 @@ def test_an_imex_channel_that_is_not_there_is_left_out_or_missed() -> None:
     assert answer(device(0), to=wanted).environment == {VISIBLE: "GPU-0"}
     assert container_spec.missing_channel(wanted, ()) == ""
     assert container_spec.missing_channel(needed, {CHANNEL}) == ""
-    expected_text = f"IMEX channel 0 is required; {CHANNEL} is absent"
+    expected_text = f"IMEX channel 0 is required, but {CHANNEL} is absent"
     assert container_spec.missing_channel(needed, ()) == expected_text
 
 
@@ -325,7 +325,7 @@ def test_two_replicas_of_one_gpu_are_refused_where_placement_is_exclusive() -> N
     assert problem("a::0 b::0", rules) == ""
     assert problem("a::0 b::0 a::1", rules) == (
         'invalid allocation request for "nvidia.com/gpu": invalid request: '
-        "placement is exclusive, one replica of each GPU; found 2 of a"
+        "placement is exclusive and allows one replica of each GPU; found 2 of a"
     )
 
 
@@ -336,9 +336,12 @@ def test_a_device_without_a_known_node_is_refused_only_where_nodes_are_given() -
     nameless = unit("a", minor=None)
     mig = advertised.Unit(id="MIG-1", physical="MIG-1", identity={0: "MIG-1"}, gpu=MIG)
     assert container_spec.request_problem("r", [nameless], container_spec.AllocationContext()) == ""
-    expected_text = "r: a: the minor number of its device node is unknown"
+    expected_text = "a of r cannot be allocated: the minor number of its device node is unknown"
     assert container_spec.request_problem("r", [nameless], with_nodes) == expected_text
-    expected_text = "r: MIG-1: /proc/driver/nvidia-caps/mig-minors does not list gpu3/gi5/access"
+    expected_text = (
+        "MIG-1 of r cannot be allocated: "
+        "/proc/driver/nvidia-caps/mig-minors does not list gpu3/gi5/access"
+    )
     assert container_spec.request_problem("r", [mig], with_nodes) == expected_text
 
 

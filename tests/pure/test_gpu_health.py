@@ -188,7 +188,7 @@ def test_a_polled_fault_reports_where_nvml_says_so() -> None:
     story = Story()
     story.see(poll(slowdowns=("HW_THERMAL",), temperature_c=91, slowdown_c=89, fabric="failed"))
     began = story.holding[A, gpu_faults.FABRIC]
-    assert began.reason == "not ready: CUDA cannot start, the GPU's fabric is failed"
+    assert began.reason == "CUDA cannot start, because the GPU's fabric is not ready: failed"
     assert began.policy == "polled/fabric-not-ready: unhealthy (NVML GPU fabric state)"
 
 

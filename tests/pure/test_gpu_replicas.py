@@ -89,7 +89,7 @@ STRATEGIES: list[tuple[str, list[vocabulary.Gpu], str, dict[str, list[str]], lis
         [card(0, *ONE_G), card(1, mig=True)],
         "single",
         {USUAL: ["0:0", "0:1"]},
-        ["GPU 1 (U): MIG is enabled, but it has no MIG device; left out"],
+        ["GPU 1 (U) is left out: MIG is enabled, but it has no MIG device"],
     ),
     (
         "single: one GPU is not in MIG mode",
@@ -148,7 +148,7 @@ STRATEGIES: list[tuple[str, list[vocabulary.Gpu], str, dict[str, list[str]], lis
         [card(0, mig=True), card(1, "1g.5gb")],
         "mixed",
         {USUAL: [], "nvidia.com/mig-1g.5gb": ["1:0"]},
-        ["GPU 0 (U): MIG is enabled, but it has no MIG device; left out"],
+        ["GPU 0 (U) is left out: MIG is enabled, but it has no MIG device"],
     ),
     (
         "mixed: a part of a GPU instance has no name of NVIDIA's",
@@ -162,7 +162,7 @@ STRATEGIES: list[tuple[str, list[vocabulary.Gpu], str, dict[str, list[str]], lis
         [card(0, "unknown", "1g.5gb")],
         "mixed",
         {USUAL: [], "nvidia.com/mig-1g.5gb": ["0:1"]},
-        ["MIG device 0:0 (U): it has no resource name: unknown profile 'unknown'"],
+        ["MIG device 0:0 (U) has no resource name, because its profile 'unknown' is unknown"],
     ),
 ]
 
@@ -284,7 +284,10 @@ EXCLUDED: list[tuple[list[int | str], dict[str, list[str]], tuple[str, ...]]] = 
     (
         [9, "*H100*", 0],
         {USUAL: ["1"]},
-        ("exclude[0]: no GPU on this node is 9", "exclude[1]: no GPU on this node is *H100*"),
+        (
+            "exclude[0]: no GPU on this node matches 9",
+            "exclude[1]: no GPU on this node matches *H100*",
+        ),
     ),
 ]
 
@@ -427,7 +430,7 @@ def test_no_more_ids_than_the_kubelet_can_be_reported() -> None:
     gpus = [msgspec.structs.replace(card(n), memory_mib=3_000_000) for n in range(11)]
     plan = replicas.plan(scan(*gpus), gpu_rules(**sharing({"name": USUAL, "perGb": True})))
     assert [len(offer.units) for offer in plan.resources] == [resource_plan.DEVICES_MAX]
-    assert plan.problems[0].endswith("would be 3000 replicas; at most 1000")
+    assert plan.problems[0].endswith("would have 3000 replicas; 1000 are allowed")
     assert plan.problems[-1] == "nvidia.com/gpu: more than 10000 devices; the others are left out"
 
 
@@ -477,7 +480,7 @@ def test_without_a_driver_the_names_stay_and_one_problem_says_why(driver: gpu.Dr
     )
     gpu_scan = gpu.Scan(driver=driver, problem="load it", gpus=tuple(FOUR))
     plan = replicas.plan(gpu_scan, rule)
-    entry = f"no GPU can be used: {driver}: load it"
+    entry = f"no GPU can be used ({driver}): load it"
     assert (names(plan), plan.problems) == ({"a.b/c": []}, (entry,))
     assert replicas.node(gpu_scan, rule) == vocabulary.GpuNode(mig_strategy="mixed", problem=entry)
 

@@ -126,8 +126,9 @@ def test_where_the_library_was_searched_in_vain_is_reported_with_what_to_do() ->
     )
     assert expected.endswith("mount it into this container, or set gpus.library")
     named = decode.library_problem("/opt/x.so", "/", "/opt/x.so: invalid ELF header")
-    assert (
-        named == "/opt/x.so: invalid ELF header; gpus.library sets this path, so no other was tried"
+    assert named == (
+        "/opt/x.so: invalid ELF header; only this path was tried; "
+        "correct or remove gpus.library, which sets it"
     )
 
 

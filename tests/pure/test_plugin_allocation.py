@@ -83,7 +83,7 @@ def test_an_annotation_reaches_the_kubelet() -> None:
         (
             config_gpus.Gpus(placement=config_gpus.Placement.EXCLUSIVE),
             ["GPU-0::0", "GPU-0::1"],
-            "placement is exclusive, one replica of each GPU; found 2 of GPU-0",
+            "placement is exclusive and allows one replica of each GPU; found 2 of GPU-0",
         ),
         (
             config_gpus.Gpus(

@@ -118,7 +118,7 @@ def test_a_device_without_checks_is_healthy_as_soon_as_it_is_observed() -> None:
 
 def test_a_device_that_was_never_checked_is_not_healthy() -> None:
     life = device_lifecycle.DeviceLifecycle("a.example/a", CHECKED)
-    reason = "/dev/a has not been checked since it was plugged in"
+    reason = "/dev/a has not been checked since it appeared"
     device = vocabulary.Device(id="a-0", resource="a.example/a", health=UNHEALTHY, reason=reason)
     assert life.receive(LOOK["same"], 0.0) == [device_lifecycle.Added(device)]
     assert life.units_to_check() == (A,)

@@ -377,7 +377,7 @@ def test_gpus_without_a_driver_are_a_shortage_and_a_node_without_gpus_has_none()
     devices.gpu_context = container_spec.AllocationContext(
         scan=msgspec.structs.replace(away, on_bus=8)
     )
-    text = "8 NVIDIA GPUs on the PCI bus cannot be used: no_library: it is nowhere"
+    text = "8 NVIDIA GPUs on the PCI bus cannot be used (no_library): it is nowhere"
     assert devices.shortage("nvidia.com/gpu") == text
     assert devices.shortage("a.com/fuse") == ""
 

@@ -96,7 +96,7 @@ def test_a_long_answer_is_read_up_to_its_limit() -> None:
 
 @pytest.mark.parametrize(
     ("received", "problem"),
-    [(b"", "it closes without an answer"), (SETTINGS, "it closes the connection")],
+    [(b"", "it closes the connection without an answer"), (SETTINGS, "it closes the connection")],
 )
 def test_a_closed_connection_ends_the_call(received: bytes, problem: str) -> None:
     reader = unary_call.UnaryAnswer()

@@ -139,7 +139,7 @@ def test_of_two_gpus_with_one_uuid_the_first_counts_and_that_is_reported(node: f
                 followed.UUIDS[1],
                 *followed.UUIDS[3:],
             ]
-            assert scan.problem == f"GPU 2: its uuid {first} is also that of GPU 0; it is left out"
+            assert scan.problem == f"GPU 2 is left out: its uuid {first} is also that of GPU 0"
 
     asyncio.run(story())
 
@@ -171,7 +171,7 @@ def test_why_nvml_cannot_begin_is_reported_and_it_begins_by_itself_once_it_can(
     async def story() -> None:
         async with followed.followed(node) as (story, scan):
             assert (scan.driver, scan.gpus) == (driver, ())
-            assert scan.problem.startswith(f"nvmlInit: {expected}")
+            assert scan.problem.startswith(f"nvmlInit failed with {expected}")
             node.drop()
             # on a busy machine, NVML may first count as silent
             ready = await story.until(
@@ -279,6 +279,6 @@ def test_without_a_library_it_is_reported_what_was_tried_and_the_binding_is_not_
     text.write_text("no library")
     expected = begun(str(text), "/")
     assert expected.startswith(f"no_library {text}: ")
-    assert expected.endswith("gpus.library sets this path, so no other was tried False")
+    assert expected.endswith("correct or remove gpus.library, which sets it False")
     missing = str(tmp_path / "missing.so")
     assert "cannot open shared object file" in begun(missing, "/")

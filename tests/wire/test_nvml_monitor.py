@@ -149,7 +149,7 @@ def test_a_wait_for_events_that_hangs_leaves_all_unwatched(node: fake.Fake) -> N
             node.add("hang call=nvmlEventSetWait_v2")
             await story.of_each(gpu.MonitoringChanged)
             assert {watch.problem for watch in story.of(gpu.MonitoringChanged)} == {
-                "waiting for GPU events has not returned for 0.35 s"
+                "the wait for GPU events has not returned for 0.35 s"
             }
             story.observations.clear()
             node.drop()

@@ -42,9 +42,9 @@ def test_an_import_that_loses_something_writes_nothing_unless_that_is_accepted(
     conf.write_text("- {devicematch: ^fuse$, nummaxdevices: 20}\n- {devicematch: nvidia-gpu}\n")
     lost = [
         "muster config: Lost: 1",
-        "muster config:   [1]: Jetson GPUs (/sys/devices/gpu.N): they have no device node",
+        "muster config:   [1]: Jetson GPUs (/sys/devices/gpu.N) have no device node",
     ]
-    refused = "muster config: nothing is written; --accept-losses writes the rest"
+    refused = "muster config: nothing is written; --accept-losses writes the result anyway"
     command = ("import", "--from", "smarter", str(conf))
     code, printed, errors = called(capfd, *command)
     assert (code, printed, errors.splitlines()[-3:]) == (1, "", [*lost, refused])
@@ -111,23 +111,23 @@ def test_the_configuration_of_one_node_is_shown(
         (["show", "FILE", "--node", "A_B"], "--node: 'A_B' is not a Kubernetes node name"),
         (
             ["show", "FILE", "--domain", "a.b"],
-            "--domain: only for resources of generic-device-plugin",
+            "--domain: applies only to resources of generic-device-plugin",
         ),
         (
             ["import", "--from", "nvidia", "--default", "a", "FILE"],
-            "--default: FILE does not have several configurations",
+            "--default: FILE has only one configuration",
         ),
         (
             ["import", "--from", "smarter", "--default", "a", "FILE"],
-            "--default: only for configurations of NVIDIA's plugin",
+            "--default: applies only to configurations of NVIDIA's plugin",
         ),
         (
             ["show", "FILE", "--default", "a"],
-            "--default: only for configurations of NVIDIA's plugin",
+            "--default: applies only to configurations of NVIDIA's plugin",
         ),
         (
             ["validate", "FILE", "--format", "nvidia", "--default", "a"],
-            "--default: FILE does not have several configurations",
+            "--default: FILE has only one configuration",
         ),
         (["import", "--from", "nvidia", "FILE"], "FILE: version: unknown version: 'v9'"),
     ],
@@ -154,7 +154,7 @@ NODES = f"nodes: [{{match: edge-*, resources: [{{name: a.b/fuse, groups: [{DEVIC
         (
             NODES,
             [],
-            "nothing on every node, and more on some nodes: show these with --node and --label",
+            "nothing by default; to show a node with overrides, use `show` with --node or --label",
         ),
         (NODES, ["--node", "a"], "nothing on a"),
         (NODES, ["--node", "edge-1"], "1 resource on edge-1"),
@@ -229,7 +229,7 @@ def test_the_gpus_that_the_rules_match_are_shown_or_why_there_are_none(
     # in a process of its own: a library that was loaded stays
     code, printed, errors = run("show", str(file), "--matches")
     assert (code, printed.splitlines()[1:]) == (0, ["nvidia.com/gpu  -       no device"])
-    assert errors.startswith("muster config: no GPU can be used: no_library: ")
+    assert errors.startswith("muster config: no GPU can be used (no_library): ")
 
 
 def test_some_nodes_can_have_no_gpus(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -347,11 +347,11 @@ def test_a_daemonset_is_printed_for_each_label_value_with_what_to_add_to_other_s
     where = "namespace: muster, daemonset: muster-plugin-t4"
     assert errors.splitlines() == [
         f"muster config: add to health's cluster.plugins: {{plugin: device-plugin-t4, {where}}}",
-        "muster config: set the gate's variable MUSTER_GATE__PLUGINS: '[\"device-plugin-t4\"]'",
+        "muster config: set the gate's variable MUSTER_GATE__PLUGINS to '[\"device-plugin-t4\"]'",
     ]
     assert run("daemonsets", str(rules), "-", stdin=source.read_text())[:2] == (0, printed)
     code, printed, errors = called(capfd, "daemonsets", str(rules), str(rules))
-    problem = "0 DaemonSets that run muster_plugin; expected one"
+    problem = "found 0 DaemonSets that run muster_plugin; expected one"
     assert (code, printed, errors) == (2, "", f"muster config: {rules}: {problem}\n")
     rules.write_text("gpus: {}")
     code, printed, errors = called(capfd, "daemonsets", str(rules), str(manifests))

@@ -63,7 +63,7 @@ def test_a_probe_that_another_instance_answers_has_failed(root: Path) -> None:
             assert await ours.probe() > 0
             await other.start()
             (root / "b.sock").rename(root / "a.sock")
-            with pytest.raises(server.ProbeFailed, match=r"^a.sock answers as another instance$"):
+            with pytest.raises(server.ProbeFailed, match=r"^another server answers on a.sock$"):
                 await ours.probe()
             assert ours.is_socket_lost
             await ours.stop()

@@ -774,7 +774,7 @@ def test_a_cdi_spec_that_cannot_be_written_is_a_problem_of_its_resource(root: Pa
             await published.registered(1)
             (state,) = node.statuses()
             path = root / "cdi/muster-smarter-devices_fuse.json"
-            assert state.problem == f"its CDI spec cannot be written: {path}: Not a directory"
+            assert state.problem == f"its CDI spec {path} cannot be written: Not a directory"
             node.heartbeat_due.clear()
             (root / "cdi").unlink()
             await node.scan_devices()

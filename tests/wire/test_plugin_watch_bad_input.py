@@ -202,7 +202,7 @@ def test_a_socket_that_may_not_be_connected_to_says_nothing(root: Path) -> None:
     result, problems = asyncio.run(story())
     path = root / "device-plugins/x.sock"
     assert result.answer is Answer.INCONCLUSIVE
-    assert problems == [f"{path}: cannot connect: Permission denied"]
+    assert problems == [f"cannot connect to {path}: Permission denied"]
 
 
 def test_a_plugin_is_asked_once_and_its_process_is_known(root: Path) -> None:

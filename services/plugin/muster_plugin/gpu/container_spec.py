@@ -3,8 +3,8 @@
 Sources: k8s-device-plugin 1b826ac, internal/plugin/server.go getAllocateResponse and its callees,
 internal/cdi/cdi.go, internal/rm/rm.go ValidateRequest. There are three intended differences:
 devices are in the order of the request, not in random order; a device node is listed once, not once
-for each replica; IMEX channels and control nodes are listed only if they exist on the host at that
-time.
+for each replica; IMEX channels and control nodes are listed only if they exist on the host when
+Allocate is called.
 """
 
 from collections import Counter
@@ -33,7 +33,7 @@ _CDI: Final = frozenset({gpus.DeviceList.CDI_ANNOTATIONS, gpus.DeviceList.CDI_CR
 
 
 class AllocationContext(msgspec.Struct, frozen=True, kw_only=True):
-    """The rules and scan results that an allocation of GPUs needs."""
+    """The rules and the scan that an allocation of GPUs needs."""
 
     rules: gpus.Gpus = gpus.Gpus()
     scan: gpu.Scan = gpu.Scan()
@@ -92,23 +92,23 @@ def request_problem(
         repeated = [f"{count} of {name}" for name, count in replica_counts.items() if count > 1]
         if repeated:
             counts = ", ".join(repeated)
-            return f"{prefix}placement is exclusive, one replica of each GPU; found {counts}"
+            limit = "placement is exclusive and allows one replica of each GPU"
+            return f"{prefix}{limit}; found {counts}"
     if _passes_nodes(rules.given):
         for unit in requested:
             missing = _unknown_node(unit.gpu, context.scan.caps) if unit.gpu else ""
             if missing:
-                return f"{resource}: {unit.id}: {missing}"
+                return f"{unit.id} of {resource} cannot be allocated: {missing}"
     return ""
 
 
 def missing_channel(options: gpus.ContainerOptions, present: Collection[str]) -> str:
-    """Return a problem if a required IMEX channel is absent; empty otherwise."""
+    """Return which required IMEX channel is absent, as text; empty if none is."""
     if options.imex.required:
         for number in options.imex.channels:
             if _channel_path(options, number) not in present:
-                return (
-                    f"IMEX channel {number} is required; {_channel_path(options, number)} is absent"
-                )
+                path = _channel_path(options, number)
+                return f"IMEX channel {number} is required, but {path} is absent"
     return ""
 
 
@@ -117,7 +117,7 @@ def device_nodes(
 ) -> tuple[advertised.DeviceSpec, ...]:
     """Return the device nodes that a container gets for these devices.
 
-    The result is empty without `device_specs`, or if CDI provides everything.
+    The result is empty if `device_specs` is off, or if `device_list` has only CDI strategies.
     """
     if not _passes_nodes(options):
         return ()
@@ -126,13 +126,13 @@ def device_nodes(
 
 
 def optional_paths(options: gpus.ContainerOptions) -> tuple[str, ...]:
-    """Return the host paths that Allocate omits if they are absent."""
+    """Return the host paths that an answer to Allocate omits if they are absent."""
     control = [_on_host(options, path) for path in CONTROL_NODES] if _passes_nodes(options) else []
     return (*control, *(_channel_path(options, number) for number in options.imex.channels))
 
 
 def _passes_nodes(options: gpus.ContainerOptions) -> bool:
-    """Return whether `device_specs` is set, and CDI does not provide everything."""
+    """Return whether `device_specs` is set and `device_list` has a strategy other than CDI."""
     return options.device_specs and not _CDI.issuperset(options.device_list)
 
 
@@ -140,7 +140,7 @@ def _environment(
     names: Sequence[str], channels: Sequence[int], options: gpus.ContainerOptions
 ) -> dict[str, str]:
     strategies = frozenset(options.device_list)
-    # even if CDI provides the rest
+    # set even if CDI provides the devices
     environment = {f"NVIDIA_{feature.upper()}": "enabled" for feature in _features(options)}
     if gpus.DeviceList.ENVVAR in strategies:
         environment[VISIBLE_DEVICES] = ",".join(names)

@@ -59,12 +59,15 @@ class GpuEvaluator:
         self._runner = runner
 
     def use_rules(self, policy: xid_policy.Policy, rules: gpus.Health) -> None:
-        """Evaluate new events by these rules; active faults keep their recovery action."""
+        """Evaluate later events by this policy and these rules; change the poll interval.
+
+        Active faults keep their recovery action.
+        """
         self._health.policy, self._health.rules = policy, rules
         self.source.set_poll_interval(rules.poll_s)
 
     async def watch(self, act: Callable[[Evaluated], Awaitable[None]]) -> None:
-        """Evaluate every observation until cancelled.
+        """Evaluate every observation until cancelled; pass the results to `act`.
 
         The faults of a GPU are passed on before the scan that lists it, so that a GPU that is
         broken from the start is never reported as Healthy.
@@ -82,7 +85,7 @@ class GpuEvaluator:
         return [*changes, event] if isinstance(event, gpu.Scan) else changes
 
     def tick(self, now: float) -> Sequence[Evaluated]:
-        """Return the faults that began or ended because time has passed."""
+        """Return the faults that began because GPUs were not polled in time."""
         return self._health.tick(now)
 
     def next_deadline(self) -> float | None:

@@ -1,28 +1,28 @@
 """Pure: determines which faults a GPU poll shows or rules out, and when an active fault ends.
 
-A signal is a sign of a fault in what NVML reports. A value that NVML does not report is unknown: it
-neither shows nor rules out a fault, nor interrupts a row of polls. Source of numbers: nvml.h 13.3.
+A signal is a sign of a fault in what NVML reports. An unknown value neither shows nor rules out a
+fault, but an unknown slowdown or NVLink counts as good. Source of numbers: nvml.h 13.3.
 
     fault                            | is over after
     ---------------------------------|--------------------------------------------------------------
     a state that NVML reports        | `good` polls in a row that rule it out
     the fabric is not ready          | `good` good polls in a row that rule it out
     lost, requests a reset or reboot | `good` good polls in a row that rule it out, and quiet
-    ECC errors, XID degrade          | `good` good polls in a row, and quiet
-    XID unhealthy                    | the same
-    XID reset                        | the same, and evidence of a reset: the driver reports that
-                                     | no action is needed, or the GPU disappeared and came back,
-                                     | or its error counter was reset
-    XID reboot                       | the same, and the driver reports that no action is needed
+    ECC; XID degrade, XID unhealthy  | `good` good polls in a row, and quiet
+    XID reset                        | `good` good polls in a row, quiet, and evidence of a reset:
+                                     | the driver reports that no action is needed, or the GPU
+                                     | disappeared and came back, or its error counter was reset
+    XID reboot                       | `good` good polls in a row, quiet, and the driver reports
+                                     | that no action is needed
     a failed remap                   | (never)
-    any but a failed remap, if it is | one good poll since the last fault; the poll must rule it
-    reported as repaired             | out unless the fault is an XID
+    any other fault that is reported | one good poll since the last fault; the poll must rule it
+    as repaired                      | out unless the fault is an XID
 
-A good poll is an answer that requests no action and reports no failed remap. Quiet means
-`cooldown_s` without another fault on the part and without an answer that requests an action. Quiet
-has to last `UNPROVEN_FACTOR` times as long if the driver cannot report a recovery action and
-nothing else proves a reset. It doubles each time the part becomes unhealthy within `FLAP_WINDOW_S`
-of its recovery.
+A good poll is an answer that requests no action and reports no failed remap. Quiet means that for
+`cooldown_s` the fault is not observed again, no XID affects its part (except ignored XIDs), the GPU
+is not lost, and no answer requests an action or reports a failed remap. Quiet has to last
+`UNPROVEN_FACTOR` times as long if the driver cannot report a recovery action and nothing else
+proves a reset. It doubles when the part becomes unhealthy within `FLAP_WINDOW_S` of its recovery.
 """
 
 import enum
@@ -54,7 +54,7 @@ CONCLUSIVE_ERRORS: Final = {
     "GPU_IS_LOST": (LOST, "NVML reports that the GPU is lost"),
     "RESET_REQUIRED": (RESET_REQUIRED, "NVML reports that the GPU has to be reset"),
 }
-"""Errors that prove a fault of the GPU; other errors only mean a missing answer."""
+"""The code and reason of each error that proves a fault; other errors only mean no answer."""
 _ACTIONS: Final = {
     1: ("recovery-reset", _UNHEALTHY, "the driver requests a reset of the GPU"),
     2: ("recovery-reboot", _UNHEALTHY, "the driver requests a reboot of the node"),
@@ -86,7 +86,7 @@ _COUNTER_RESET: Final = "its error counter was reset"
 
 
 class EndsWhen(enum.StrEnum):
-    """When a signal's fault ends: if polls rule it out, after good polls and quiet, or never."""
+    """When a fault ends: if polls rule it out, after good polls and quiet, or never."""
 
     DENIED = "denied"
     QUIET = "quiet"
@@ -108,7 +108,7 @@ class Signal(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def policy(self) -> str:
-        """The name of the rule that decided, with its source."""
+        """The rule that decided: its name, effect and source."""
         return f"polled/{self.code}: {self.effect} ({self.source})"
 
 
@@ -126,7 +126,7 @@ class PollReading(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def interpret(poll: gpu.Poll, *, ecc_before: int | None = None) -> PollReading:
-    """Interpret a poll; `ecc_before` is the previous count of uncorrected errors."""
+    """Return what a poll shows and rules out; `ecc_before` is the previous count of ECC errors."""
     signals = tuple(_shown(poll, ecc_before))
     is_good = not poll.error and poll.recovery_action in {0, None} and not poll.remap_failed
     return PollReading(
@@ -138,7 +138,7 @@ def interpret(poll: gpu.Poll, *, ecc_before: int | None = None) -> PollReading:
 
 
 def summary(poll: gpu.Poll) -> str:
-    """Return a poll's values, or its error, as text: the evidence of a fault or recovery."""
+    """Return a poll's error, or its main known values, as evidence of a fault or recovery."""
     if poll.error:
         return f"NVML answered {poll.error}"
     values = {
@@ -234,7 +234,7 @@ def _surroundings(poll: gpu.Poll) -> Iterator[Signal]:
         yield Signal(
             code=FABRIC,
             effect=_UNHEALTHY,
-            reason=f"not ready: CUDA cannot start, the GPU's fabric is {poll.fabric}",
+            reason=f"CUDA cannot start, because the GPU's fabric is not ready: {poll.fabric}",
             source="NVML GPU fabric state",
         )
 
@@ -299,7 +299,7 @@ class ActiveFault:
         self._reset_evidence = ""
 
     def on_disturbance(self, now: float) -> None:
-        """Restart the quiet time and the count of good polls, after another fault or a bad poll."""
+        """Restart the quiet time and the count of good polls, and discard a reported repair."""
         self._disturbed_at = now
         self._good_polls = self._proven_polls = 0
         self._repaired_by = ""
@@ -322,7 +322,7 @@ class ActiveFault:
         self._repaired_by = by
 
     def on_poll(self, reading: PollReading, now: float) -> None:
-        """Evaluate an answered poll that does not show the fault."""
+        """Evaluate, as evidence of recovery, an answered poll that does not show the fault."""
         if self._is_away:
             self._is_away = False
             self._reset_evidence = _REAPPEARED
@@ -374,7 +374,7 @@ class ActiveFault:
 
 
 def required_quiet_s(cooldown_s: float, *, doublings: int, has_evidence: bool) -> float:
-    """Return how long a GPU must be without faults before it counts as recovered."""
+    """Return how long quiet has to last before a fault counts as ended."""
     longest = max(QUIET_MAX_S, cooldown_s * UNPROVEN_FACTOR)
     first_s = cooldown_s * (1 if has_evidence else UNPROVEN_FACTOR)
     return pacing.Backoff(first_s=first_s, max_s=longest).delay_s(doublings + 1)
@@ -388,7 +388,7 @@ class FlapHistory:
         self._recovered_at: float | None = None
 
     def on_unhealthy(self, now: float) -> str:
-        """Count a relapse and return it as evidence; empty if there was no recent recovery."""
+        """Count a relapse and return it as evidence; if there is none, reset the count."""
         if self._recovered_at is None or now - self._recovered_at >= FLAP_WINDOW_S:
             self.doublings = 0
             return ""

@@ -22,7 +22,7 @@ Every fault has a code and is independent of the others:
     no poll for too long              | Unmonitored unpolled, until there is one
 
 A part is Healthy while it has no Unhealthy fault. The table in `faults` shows when each fault ends.
-An unknown value can only begin an Unmonitored fault, and cannot end any fault. All faults are lost
+A poll with another error can begin only `unanswered`, and end only `unpolled`. All faults are lost
 when the plugin restarts; a GPU that NVML still reports as bad is Unhealthy in the first scan.
 """
 
@@ -63,13 +63,13 @@ class GpuHealth:
         self._stamp: tuple[float, datetime] | None = None
 
     def receive(self, event: _Observed, now: float) -> Sequence[gpu.FaultChange]:
-        """Return the faults that the event began or ended, and those of GPUs now overdue."""
+        """Return the faults that the event began or ended, and the faults of overdue GPUs."""
         return [*self._received(event, now), *self.tick(now)]
 
     def tick(self, now: float) -> Sequence[gpu.FaultChange]:
-        """Return the faults of GPUs that are now overdue.
+        """Begin and return the faults of GPUs whose polls are overdue.
 
-        After a stall of the process there are none: the deadlines of these GPUs are restarted.
+        After a stall of the process no fault begins: the deadlines of these GPUs are restarted.
         """
         overdue = [condition for condition in self._gpus.values() if self._due(condition) <= now]
         if any(now - self._due(condition) > _STALL_S for condition in overdue):
@@ -128,7 +128,7 @@ class GpuHealth:
         return condition.last_heard_at + max(OVERDUE_MIN_S, OVERDUE_POLLS * self.rules.poll_s)
 
     def _at(self, now: float) -> datetime | None:
-        """Return the date and time at `now`, by the last timestamp; None before the first."""
+        """Return the date and time at `now`, from the last timestamp; None before the first."""
         if self._stamp is None:
             return None
         then, at = self._stamp
@@ -199,7 +199,8 @@ class GpuCondition:
     ) -> Iterator[gpu.FaultChange]:
         """Begin the fault of an XID; if the fault is already active, restart its recovery.
 
-        The quiet times of other faults on the same part start again. An ignored XID has no effect.
+        The quiet times of other faults on the affected parts start again. An ignored XID has no
+        effect.
         """
         rule, code = policy.rule(xid.xid), f"xid-{xid.xid}"
         if rule.action.effect is None:
@@ -256,7 +257,7 @@ class GpuCondition:
             yield from self._begin_unmonitored(UNANSWERED, reason, now, poll.at, "polled")
 
     def _count_ecc(self, poll: gpu.Poll) -> None:
-        """Record the error counter, which falls only when the GPU is reset."""
+        """Record the error counter; if it has fallen, the GPU has been reset."""
         if poll.ecc_uncorrected is None:
             return
         if self._ecc is not None and poll.ecc_uncorrected < self._ecc:

@@ -1,8 +1,8 @@
 """Pure: decides which GPUs and MIG devices are advertised, and under which resource name.
 
 The MIG strategies and names are NVIDIA's (internal/rm/device_map.go, internal/lm/mig-strategy.go,
-v0.20). If one GPU does not fit, NVIDIA's plugin advertises none; muster leaves out only that GPU,
-with a problem that names it.
+v0.20). If one GPU does not fit the strategy, NVIDIA's plugin advertises none; muster leaves out
+only that GPU, with a problem that names it.
 """
 
 import re
@@ -38,10 +38,11 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
 def included_gpus(
     scan: gpu.Scan, rules: config_gpus.Gpus, note: NoteProblem
 ) -> tuple[vocabulary.Gpu, ...]:
-    """Return the GPUs and MIG devices that are not excluded, sorted by index.
+    """Return the GPUs that are not excluded, sorted by index, with their included MIG devices.
 
-    GPUs with an invalid or repeated uuid are left out; these, and selectors that match nothing, are
-    reported.
+    A GPU is also left out if all its MIG devices are excluded, or if its uuid is invalid or
+    repeated. An invalid or repeated uuid is reported, and so is a selector that matches nothing
+    unless it names an unreadable GPU.
     """
     distinct = [*_distinct(scan, note)]
     excluded = [gpu.parse_selector(text, products=True) for text in rules.exclude]
@@ -61,7 +62,7 @@ def included_gpus(
             included.append(msgspec.structs.replace(physical, mig=tuple(mig_devices)))
     for at, selector in enumerate(excluded):
         if at not in matched and distinct and not is_unreadable(selector, scan):
-            note(f"exclude[{at}]: no GPU on this node is {rules.exclude[at]}")
+            note(f"exclude[{at}]: no GPU on this node matches {rules.exclude[at]}")
     return tuple(included)
 
 
@@ -142,7 +143,7 @@ def _partitioned(gpus: Iterable[vocabulary.Gpu], note: NoteProblem) -> list[voca
     usable = []
     for physical in gpus:
         if physical.mig_enabled and not physical.mig:
-            note(f"{gpu_label(physical)}: MIG is enabled, but it has no MIG device; left out")
+            note(f"{gpu_label(physical)} is left out: MIG is enabled, but it has no MIG device")
         else:
             usable.append(physical)
     return usable
@@ -225,7 +226,7 @@ def _name(candidate: Candidate, rules: config_gpus.Gpus, note: NoteProblem) -> s
         return config_gpus.DEFAULT_NAME
     label = f"MIG device {candidate.device.index} ({candidate.device.uuid})"
     if not _PROFILE.fullmatch(profile):
-        note(f"{label}: it has no resource name: unknown profile {profile[:40]!r}")
+        note(f"{label} has no resource name, because its profile {profile[:40]!r} is unknown")
         return ""
     if _COMPUTE_SLICE.match(profile):
         note(
@@ -235,6 +236,6 @@ def _name(candidate: Candidate, rules: config_gpus.Gpus, note: NoteProblem) -> s
         return ""
     name = f"{config_gpus.DOMAIN}/mig-{profile.replace('+', '.')}"
     for problem in advertised.name_problems(name):
-        note(f"{label}: name: {problem}")
+        note(f"{label} has no valid resource name: {problem}")
         return ""
     return name

@@ -2,7 +2,7 @@
 
 A device that is not shared is one unit with the uuid as its id. A shared device has a unit for each
 replica, `<uuid>::0` and so on, as in NVIDIA's plugin (internal/rm/devices.go, v0.20). These
-functions never raise: an impossible device is left out, with a problem that names it.
+functions never raise: a device that cannot be advertised is left out, and a problem names it.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,7 +17,7 @@ from muster_plugin.gpu import naming
 from muster_plugin.model import advertised, gpu
 
 _MIB_PER_REPLICA: Final = 1000
-"""The size of a GB in the iktos fork, in MiB (cmd/nvidia-device-plugin, replicas of -1)."""
+"""The MiB of memory for each replica if `replicas` is -1 (iktos fork, cmd/nvidia-device-plugin)."""
 _TEXT_MAX: Final = 2048
 
 
@@ -31,7 +31,7 @@ class _Share(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Shares(msgspec.Struct, frozen=True, kw_only=True):
-    """The GPUs of one scan, and how each is shared."""
+    """The included GPUs of one scan, how their devices are shared, and the problems."""
 
     gpus: tuple[vocabulary.Gpu, ...] = ()
     shares: tuple[_Share, ...] = ()
@@ -39,7 +39,7 @@ class _Shares(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def plan(scan: gpu.Scan, rules: gpus.Gpus) -> resource_plan.Plan:
-    """Return the current units of every GPU resource.
+    """Return the current units of every GPU resource, and the problems.
 
     The resources in `rules.always_advertised()` are planned even without devices; other resources,
     such as those named after a MIG profile, only with devices.
@@ -62,7 +62,7 @@ def plan(scan: gpu.Scan, rules: gpus.Gpus) -> resource_plan.Plan:
 
 
 def node(scan: gpu.Scan, rules: gpus.Gpus) -> vocabulary.GpuNode:
-    """Return the snapshot's description of the GPUs, without excluded GPUs."""
+    """Return the description of the GPUs for a snapshot; excluded GPUs are left out."""
     made = _make_shares(scan, rules)
     resources = (
         vocabulary.GpuResource(
@@ -88,7 +88,7 @@ def node(scan: gpu.Scan, rules: gpus.Gpus) -> vocabulary.GpuNode:
 def _make_shares(scan: gpu.Scan, rules: gpus.Gpus) -> _Shares:
     if scan.driver is not gpu.Driver.READY:
         why = scan.problem or "no details are known"
-        return _Shares(problems=(f"no GPU can be used: {scan.driver}: {why}",))
+        return _Shares(problems=(f"no GPU can be used ({scan.driver}): {why}",))
     problems = [scan.problem] if scan.problem else []
     for failed in scan.unreadable:
         uuid = f" ({failed.uuid})" if failed.uuid else ""
@@ -116,7 +116,7 @@ class _Sharer:
         self._problems = problems
 
     def shares(self, name: str, candidates: Sequence[naming.Candidate]) -> Iterator[_Share]:
-        """Yield the shares of one resource: those of each entry, then the unshared devices."""
+        """Yield a share for each device of a resource; shared devices come first."""
         remaining = {candidate.device.uuid: candidate for candidate in candidates}
         for at, shared in enumerate(self._sharing.resources):
             if shared.name != name:
@@ -191,13 +191,13 @@ class _Sharer:
             return 1
         wanted = max(candidate.memory_mib // _MIB_PER_REPLICA, 1)
         if wanted > gpus.REPLICAS_MAX:
-            problem = f"{uuid} would be {wanted} replicas; at most {gpus.REPLICAS_MAX}"
+            problem = f"{uuid} would have {wanted} replicas; {gpus.REPLICAS_MAX} are allowed"
             self._problems.append(f"{key}: {problem}")
         return min(wanted, gpus.REPLICAS_MAX)
 
 
 def _units(name: str, shares: Iterable[_Share], problems: list[str]) -> tuple[advertised.Unit, ...]:
-    """Return the units of one resource, sorted by id, as many as fit into a kubelet message."""
+    """Return at most `DEVICES_MAX` units of one resource, sorted by id; report it if more exist."""
     units: list[advertised.Unit] = []
     for share in shares:
         uuid = share.candidate.device.uuid
@@ -221,8 +221,8 @@ def _units(name: str, shares: Iterable[_Share], problems: list[str]) -> tuple[ad
 def _rule(name: str, rules: gpus.Gpus, *, is_permanent: bool) -> resources.Resource:
     """Return the rule of a GPU resource in the form of a device-node rule.
 
-    If the resource exists only as long as its devices, the rule is `per_match` and its name is a
-    wildcard.
+    If the resource exists only as long as its devices, the rule is `per_match` and its name ends
+    in a wildcard.
     """
     domain = name.partition("/")[0]
     return resources.Resource(

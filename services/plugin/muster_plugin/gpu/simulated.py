@@ -36,7 +36,7 @@ NVIDIA's catalogue requires a reset for them, and NVIDIA's plugin does not ignor
 
 
 class SimulatedSource:
-    """A source of simulated GPUs: it reports changes of the script, and polls every `poll_s`."""
+    """A source of simulated GPUs, polled every `poll_s` and when the script changes."""
 
     def __init__(self, simulated: settings.SimulatedGpus, node: str, *, poll_s: float) -> None:
         self._file = Path(simulated.faults) if simulated.faults else None
@@ -58,7 +58,7 @@ class SimulatedSource:
 
     @property
     def checked_at(self) -> Mapping[str, float]:
-        """When the script was last read, in monotonic seconds."""
+        """When the script was last read, in monotonic seconds; empty before the first time."""
         return {} if self._read_at is None else {KIND: self._read_at}
 
     async def first_scan(self, timeout_s: float) -> gpu.Scan:
@@ -179,7 +179,7 @@ _LINE: Final = msgspec.json.Decoder(_ScriptLine)
 
 
 def parse_script(text: bytes, indexes: Mapping[str, int]) -> Script:
-    """Parse a whole fault script; a line that cannot be parsed is named and skipped.
+    """Parse a whole fault script; a line that cannot be parsed is skipped and listed as bad.
 
     `indexes` are the indexes of the GPUs by uuid.
     """

@@ -1,16 +1,17 @@
 """Pure: finds the best connected set of a given size among free GPUs, for `allocation`.
 
 As in NVIDIA's allocator (go-gpuallocator 876e7b7, gpuallocator/besteffort_policy.go), all free GPUs
-are partitioned into sets of that size, and a smaller set of the rest, so that the total score is
-highest; then the set with the highest score is chosen. This leaves good sets for the next pods.
+are partitioned into sets of that size, and one smaller set of the remaining GPUs, so that the total
+score is highest; then the set with the highest score is chosen. This leaves good sets for the next
+pods.
 Ties between partitions, and between sets, go to the first by position.
 
 Up to 16 GPUs the answer is exact. At best a GPU is connected to its `size - 1` best partners. The
 slack of a set is how much its members fall short of that, minus the shortfall that every set has.
 Slacks are never negative and add up, so a partition whose slack reaches the best so far is
 abandoned early (branch and bound); the first bound comes from a local search. For more than 16
-GPUs, or if the exact search would take too many steps, the local search alone decides. Too many
-steps occur on no real machine, and for 1 in 1000 random matrices.
+GPUs, or if the exact search would take too many steps, the local search alone decides. No real
+machine needs too many steps, but 1 in 1000 random matrices does.
 """
 
 import functools
@@ -59,7 +60,7 @@ def _sums(scores: Matrix, own: Sequence[int], size: int) -> list[dict[int, int]]
     """Return the sum of each set of up to `size` GPUs, grouped by the size of the set.
 
     A sum is the members' `own` values plus twice the scores of their pairs. It is computed from the
-    sums of three smaller sets: without the lowest member, without the highest, and without both.
+    sums of three subsets: without the lowest member, without the highest, and without both.
     """
     last = len(scores) - 1
     levels = [{0: 0}, {1 << last - at: counts for at, counts in enumerate(own)}]
@@ -87,10 +88,11 @@ def _bits(positions: Collection[int], count: int) -> int:
 
 
 def _all_but_few(scores: Matrix, size: int, required: frozenset[int]) -> tuple[int, ...]:
-    """Return the best set by trying every possible rest, that is, the GPUs that are not chosen.
+    """Return the best set by trying every possible set of unchosen GPUs, called the rest.
 
-    The score of the chosen set plus the score of the rest is the total score, minus the degrees of
-    the rest's members, plus twice the score within the rest (its pairs count twice in the degrees).
+    A GPU's degree is the sum of its scores. The score of the chosen set plus the score of the rest
+    is the total score, minus the degrees of the rest's members, plus twice the score within the
+    rest (its pairs count twice in the degrees).
     """
     count = len(scores)
     everything = (1 << count) - 1
@@ -140,9 +142,9 @@ class _Search:
         self._steps = 0
 
     def chosen(self, required: frozenset[int]) -> tuple[int, ...]:
-        """Return the best set of the best partition, the first if several are equal.
+        """Return, from the best partition, the best set that contains all required GPUs.
 
-        Raises _TooLongError.
+        Of equal sets, the first is returned. Raises _TooLongError.
         """
         self._needed = _bits(required, self._count)
         containing = [
@@ -163,7 +165,7 @@ class _Search:
         return _first_best(self._scores, eligible)
 
     def _first(self, left: int, least: int) -> int:
-        """Return the first set of the first partition of `left` that has the least slack."""
+        """Return the first set of the first partition of `left` whose slack is `least`."""
         parts = (self._both if left.bit_count() % self._size else self._full)[left.bit_length() - 1]
         for _, slack, members in sorted(
             (-members, slack, members) for slack, members in parts if slack <= least
@@ -177,7 +179,7 @@ class _Search:
         raise AssertionError("a partition with the least slack exists")
 
     def _least_of(self, left: int, limit: int) -> int:
-        """Return the least slack, at most `limit`, of a partition of `left`.
+        """Return the least slack of a partition of `left`, but at most `limit`.
 
         All required GPUs must be in one set.
         """
@@ -261,7 +263,7 @@ class _Partition:
             self._exchange(swap.first, swap.other)
 
     def total(self) -> int:
-        """Return the score of all sets."""
+        """Return the sum of the scores of all sets."""
         return sum(_total(self._scores, members) for members in self._sets)
 
     def chosen(self) -> tuple[int, ...]:
@@ -272,7 +274,7 @@ class _Partition:
         return _first_best(self._scores, full)
 
     def _initial(self) -> list[list[int]]:
-        """Fill the sets one by one with the GPUs that are best connected to the set."""
+        """Return sets that are filled one by one, each time with the best connected free GPU."""
         free = [at for at in range(len(self._scores)) if at not in self._required]
         sets = []
         members = sorted(self._required)

@@ -167,7 +167,7 @@ _PRESET: Final = msgspec.json.Decoder(Preset)
 
 
 def preset_file(preset: gpus.Preset) -> str:
-    """Return the path of a preset, below the package's directory."""
+    """Return the path of a preset's file, relative to the package's directory."""
     return f"policies/{preset}.json"
 
 
@@ -212,8 +212,8 @@ class Policy:
     def rule(self, xid: int) -> Rule:
         """Return the rule for an XID.
 
-        The policy file overrides the preset, and NVIDIA's lists override both, except that they
-        enable only XIDs that are not Unhealthy already.
+        The policy file overrides the preset, and NVIDIA's lists override both, except that enabling
+        an XID does not change a rule that already makes the GPU Unhealthy.
         """
         entry = self._catalogue.xids.get(xid)
         action, rule, source = self._override(xid) or self._by_preset(xid, entry)
@@ -248,7 +248,7 @@ class Policy:
 
 
 def warnings(gpus: gpus.Gpus | None) -> Iterator[str]:
-    """Yield warnings about ignored items in the configuration's two lists, by key."""
+    """Yield a warning, with its key, about each ignored item in NVIDIA's two lists."""
     if gpus is None:
         return
     keys = {DISABLE: "disable", ENABLE: "enable"}

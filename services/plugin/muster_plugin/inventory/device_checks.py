@@ -99,7 +99,7 @@ def _open_all(unit: advertised.Unit) -> str:
             _open(device.host_path, flags)
         except OSError as error:
             if error.errno not in _BUSY:
-                return f"open {device.host_path}: {(error.strerror or str(error)).lower()}"
+                return f"cannot open {device.host_path} ({(error.strerror or str(error)).lower()})"
     return ""
 
 
@@ -131,7 +131,7 @@ async def _commanded(unit: advertised.Unit, checks: resources.Checks) -> str:
                 start_new_session=True,
             )
         except OSError as error:
-            return f"{program}: {(error.strerror or str(error)).lower()}"
+            return f"cannot run {program} ({(error.strerror or str(error)).lower()})"
         try:
             async with asyncio.timeout(checks.timeout_s):
                 code = await process.wait()

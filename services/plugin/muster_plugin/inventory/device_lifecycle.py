@@ -13,10 +13,10 @@ State of a unit (one device id) after each observation or check; `-` means no ch
     Back      | -           | Gone      | Replaced       | Failing      | Healthy (1)
 
 Without configured checks, New and Back are Healthy immediately; with checks, an unchecked unit is
-not allocated. (1) After `good_checks` passed checks in a row; after one if it is Back and was not
-Failing when it vanished. (2) It is removed `grace_s` after it vanished, but never while a pod holds
-it. (3) Likewise, or immediately if it is certain that no pod holds it; then its replacement is New
-under the same id.
+not allocated. (1) After `good_checks` passed checks in a row; after one if the unit is Back and was
+not Failing when it vanished. (2) The unit is removed `grace_s` after it vanished, but never while a
+pod holds it. (3) Likewise, or immediately if it is certain that no pod holds it; then its
+replacement is New under the same id.
 
 A unit that is no longer configured is removed immediately if it is present.
 
@@ -49,7 +49,7 @@ HealthState: TypeAlias = tuple[vocabulary.Health, str, str]
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True):
-    """The grace period, the checks, and the expected number of devices (0: any number).
+    """The grace period, the checks, and the minimum number of devices (0: no minimum).
 
     With `of_gpus`, each GPU or MIG device counts once, even if it has several replicas.
     """
@@ -92,7 +92,7 @@ class TrackedUnit:
         if self._checks_left and self._problem:
             return _unhealthy(CHECK_FAILED, f"{key}: {self._problem}")
         if self._checks_left:
-            return _unhealthy(NOT_CHECKED, f"{key} has not been checked since it was plugged in")
+            return _unhealthy(NOT_CHECKED, f"{key} has not been checked since it appeared")
         return vocabulary.Health.HEALTHY, HEALTHY, "present and healthy"
 
     def observe(self, unit: advertised.Unit | None, now: float, *, policy: Policy) -> None:
@@ -141,7 +141,7 @@ class Reconfigured(msgspec.Struct, frozen=True):
 
 
 class Checked(msgspec.Struct, frozen=True):
-    """A unit, with all its replicas, was checked; `problem` is empty if it passed."""
+    """A unit's device, with all replicas, was checked; `problem` is empty if the check passed."""
 
     unit: advertised.Unit
     problem: str = ""

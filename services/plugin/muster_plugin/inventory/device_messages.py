@@ -192,7 +192,7 @@ def _group_facts(
 
 
 class Listing(msgspec.Struct, frozen=True):
-    """A list of devices; `problem` says which are only counted, and is empty if none are."""
+    """A list of devices; `problem` says which devices are only counted; empty if none are."""
 
     devices: tuple[vocabulary.Device, ...]
     problem: str = ""

@@ -199,8 +199,8 @@ class Inventory:
             return ""
         # GPUs may be configured on a node without GPUs; only unusable GPUs are a problem
         return (
-            f"{wording.counted(scan.on_bus, 'NVIDIA GPU')} on the PCI bus cannot be used: "
-            f"{scan.driver}: {scan.problem}"
+            f"{wording.counted(scan.on_bus, 'NVIDIA GPU')} on the PCI bus cannot be used "
+            f"({scan.driver}): {scan.problem}"
         )[:1000]
 
     def pods_holding(self, resource: str, name: str) -> tuple[str, ...]:
@@ -209,7 +209,7 @@ class Inventory:
         return advertised.pods_holding(name) if advertised else ()
 
     def snapshot(self, at: datetime) -> Snapshot:
-        """Return the whole inventory as one event, shortened if it would have too many pages."""
+        """Return the whole inventory as one event, shortened if it would be too long."""
         devices = device_messages.group_replicas(
             (device, unit.physical)
             for resource in self._resources.values()

@@ -1,6 +1,6 @@
 """Pure: the advertised devices of one resource: its units, with the active faults of their GPUs.
 
-Between two changes there are many queries about thousands of replicas, so every answer is cached
+Between two changes there are many queries about thousands of replicas, so most answers are cached
 until something changes. The cost of a fault is proportional to the number of replicas of its GPU.
 """
 

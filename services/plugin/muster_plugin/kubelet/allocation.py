@@ -70,7 +70,7 @@ class Allocator:
         return tuple(answers)
 
     def host_paths(self, containers: Sequence[Collection[str]]) -> tuple[str, ...]:
-        """Return the host paths that must exist; raises AllocationError like `allocate`."""
+        """Return the host paths that the containers require. Raises AllocationError."""
         requested = [unit for ids in containers for unit in self._units(ids)]
         gpus = [unit.gpu for unit in requested if unit.gpu]
         context = self._inventory.gpu_context
@@ -88,10 +88,10 @@ class Allocator:
     def prefer(
         self, available: Collection[str], must_include: Collection[str], size: int
     ) -> list[str]:
-        """Return `size` of the `available` ids, best first; fewer if there are not enough.
+        """Return `size` of the `available` ids, best first; fewer if no more are allowed.
 
         Must-include ids come first, then the best connected whole GPUs, then ids by the configured
-        placement; for device nodes, ids whose physical device serves the fewest containers. Never
+        placement; for device nodes, ids whose physical device has the fewest ids in use. Never
         raises.
         """
         self._allocated -= set(available).difference(must_include)
@@ -196,7 +196,7 @@ def prefer(
 
 
 def _are_whole(candidates: Sequence[advertised.Unit], units: Units) -> bool:
-    """Return whether all candidates are whole, unshared GPUs, and few enough for a search."""
+    """Return whether the candidates are whole, unshared GPUs, not too many for a search."""
     if not 0 < len(candidates) <= GPUS_MAX or len(units) > GPUS_MAX:
         return False
     return all(
@@ -211,7 +211,7 @@ def _best_connected(
     count: int,
     links: Links,
 ) -> list[str]:
-    """Return the `count` free GPUs that are best connected with each other and with `included`."""
+    """Return the ids of the `count` free GPUs that are best connected, also with `included`."""
     gpus = sorted([*included, *free], key=lambda unit: unit.id)
     names = [unit.id for unit in gpus]
     scores = [[_score(first, second, links) for second in names] for first in names]

@@ -1,9 +1,9 @@
 """Adapter: writes CDI specs for the container runtime, one file for each resource that uses CDI.
 
 The runtime reads the spec (Container Device Interface 0.6.0, SPEC.md) and resolves the device names
-that the kubelet passes on. A runtime without CDI cannot start containers with these devices. The
-files remain when the plugin ends: the kubelet stores the plugin's answers, so a restarted container
-still has device names that only these files define.
+that the kubelet passes on. A runtime without CDI support cannot start containers with these
+devices. The files remain when the plugin ends: the kubelet stores the plugin's answers, so a
+restarted container still has device names that only these files define.
 """
 
 import contextlib
@@ -83,7 +83,7 @@ class SpecDirectory:
                     _replace(path, content)
                     has_written = True
             except OSError as error:
-                problems[resource] = f"its CDI spec cannot be written: {path}: {error.strerror}"
+                problems[resource] = f"its CDI spec {path} cannot be written: {error.strerror}"
         for resource, text in problems.items():
             if self.problems.get(resource) != text:
                 logs.logger().warning("cdi_spec_not_written", resource=resource, error=text)

@@ -56,15 +56,15 @@ async def register(kubelet: Path, resource: str, socket: str, *, pre_start: bool
 async def wait_for_plugin_watcher(endpoint: server.Endpoint) -> str:
     """Wait until the kubelet's plugin watcher has registered the plugin's socket. Raises Refused.
 
-    Returns an empty identity of kubelet.sock. The identity is not needed, because a restarted
+    Returns an empty text in place of the identity of kubelet.sock, which is not needed: a restarted
     kubelet finds the plugin's socket by itself.
     """
     try:
         async with asyncio.timeout(_WATCHER_TIMEOUT_S):
             error = await endpoint.registration_status()
     except TimeoutError:
-        text = f"no plugin watcher read {endpoint.path.parent}"
-        raise Refused("UNAVAILABLE", f"{text} for {_WATCHER_TIMEOUT_S:g} s") from None
+        text = f"no plugin watcher has read {endpoint.path.parent}"
+        raise Refused("UNAVAILABLE", f"{text} within {_WATCHER_TIMEOUT_S:g} s") from None
     if error:
         raise Refused("UNKNOWN", error)
     return ""

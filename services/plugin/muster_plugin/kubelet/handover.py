@@ -36,7 +36,7 @@ _ASKS_MAX: Final = 5
 """How many times a successor sends its request to a holder that closes the connection."""
 _ASK_AGAIN_S: Final = 1.0
 _LINE_BYTES_MAX: Final = 256 * 1024
-"""The longest line: a node has up to 1,000 resources, each with a socket name of 107 bytes."""
+"""The longest line: a node has up to 1,000 resources, each with a socket path of 107 bytes."""
 
 
 class Request(msgspec.Struct, frozen=True, tag="request"):
@@ -111,7 +111,7 @@ class Handover:
             if writer is not None:
                 writer.close()
                 await self._pause(error)
-            return f"it cannot receive the handover request: {str(error) or type(error).__name__}"
+            return f"it did not answer the handover request: {str(error) or type(error).__name__}"
         self.can_ask = False
         if isinstance(answer, Refused):
             writer.close()
@@ -224,7 +224,7 @@ async def _send(writer: asyncio.StreamWriter, message: msgspec.Struct) -> None:
 
 
 async def _receive(reader: asyncio.StreamReader, kind: Any) -> Any:
-    """Read one line. Raises OSError, and ValueError for an unexpected message."""
+    """Return the next message. Raises OSError, or ValueError if it is not one of this kind."""
     line = await reader.readline()
     if not line.endswith(b"\n"):
         raise ConnectionResetError("the other side has ended")

@@ -1,7 +1,7 @@
 """Adapter: identifies the kubelet's socket, and tells when to check it and the plugins' sockets.
 
-Another socket at the same path means that the kubelet has restarted. It then removes all sockets of
-plugins, so their directories are watched with it.
+Another socket at the same path means that the kubelet has restarted. A starting kubelet removes all
+sockets of plugins, so the directories of these sockets are watched too.
 """
 
 import contextlib

@@ -47,7 +47,7 @@ def inode(path: Path) -> tuple[int, int] | None:
 
 
 def served_sockets(directories: Iterable[Path], slugs: Collection[str]) -> list[str]:
-    """Return the sockets that a process serves for the resources with these slugs."""
+    """Return the paths of sockets on which muster serves the resources with these slugs."""
     return [
         str(path)
         for path in _ours(directories)
@@ -183,7 +183,7 @@ class ResourceLocks:
         return resource in self._held
 
     def is_free(self, slug: str) -> bool:
-        """Return whether no process, including this one, serves the resource with this slug.
+        """Return whether no process, not even this one, has locked the resource with this slug.
 
         A stale lock file is removed.
         """

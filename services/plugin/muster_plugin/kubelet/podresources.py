@@ -86,7 +86,7 @@ class Allocation(msgspec.Struct, frozen=True):
 
 
 class Advertised(msgspec.Struct, frozen=True):
-    """The advertised devices of a resource, and when they were last sent to the kubelet."""
+    """The advertised devices of a resource, and when they were last sent; None if never."""
 
     devices: Iterable[vocabulary.Device]
     sent_at: float | None
@@ -232,7 +232,10 @@ class Unavailable(Exception):
 
 
 class PodResourcesPoller:
-    """Polls periodically and when `soon` is set; `on_listing` receives each answer, or None."""
+    """Polls periodically and when `soon` is set.
+
+    `on_listing` receives each listing, or None if there is no valid answer.
+    """
 
     def __init__(
         self,
@@ -276,7 +279,7 @@ class PodResourcesPoller:
 
 
 async def query(socket: Path) -> Listing:
-    """Query the kubelet once. Raises Unavailable."""
+    """Query the kubelet once, and return its listing. Raises Unavailable."""
     pods = _decoded(podres.ListPodResourcesResponse, await _called(socket, _LIST))
     try:
         answer = await _called(socket, _ALLOCATABLE)
@@ -309,7 +312,7 @@ async def _called(socket: Path, method: str) -> bytes:
 def _problem(name: str, outcome: unary_call.Outcome) -> str:
     if outcome.status == _BUSY:
         return f"{name}: too many calls (RESOURCE_EXHAUSTED)"
-    code = "" if outcome.status is None else f" (code {outcome.status} of gRPC)"
+    code = "" if outcome.status is None else f" (gRPC code {outcome.status})"
     return f"{name}: {outcome.problem}{code}"
 
 

@@ -26,7 +26,10 @@ def options(*, pre_start: bool) -> dp.DevicePluginOptions:
 
 
 def register_request(resource: str, endpoint: str, *, pre_start: bool) -> dp.RegisterRequest:
-    """Return a registration. Kubelet 1.20 uses its options; 1.36 calls GetDevicePluginOptions."""
+    """Return a registration request.
+
+    Kubelet 1.20 uses the request's options; 1.36 calls GetDevicePluginOptions.
+    """
     return dp.RegisterRequest(
         version=API_VERSION,
         endpoint=endpoint,

@@ -43,8 +43,8 @@ The kubelet then lists another plugin's devices; when that plugin ends, it lists
 or still lists them (since 1.37). `Compared` reports this. The plugin registers again immediately.
 If the resource is taken again, another plugin keeps registering it too. Each attempt then fails the
 admission of pods at that moment. The next attempts are therefore 30 s later, a minute later, and so
-on, or when a plugin that may have taken it has gone. Until then the old stream stays open, because
-its end can remove the other plugin's devices.
+on, or when a plugin that may have taken the resource has gone. Until then the old stream stays
+open, because its end can remove the other plugin's devices.
 """
 
 import math
@@ -62,7 +62,7 @@ _PROBE_FAILURES_MAX: Final = 2
 
 
 class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
-    """How long each wait lasts, in seconds."""
+    """The timing of a registration, in seconds, and the maximum number of refusals."""
 
     stream_after_register_s: float = 5.0
     stream_after_close_s: float = 0.25
@@ -86,7 +86,7 @@ class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Registration:
-    """The state machine of one resource; its first tick starts a server."""
+    """The state machine of one resource; its first tick returns `Serve`."""
 
     def __init__(self, timeouts: Timeouts | None = None, *, reason: Reason = Reason.START) -> None:
         self.state = State.WAITING
@@ -111,7 +111,7 @@ class Registration:
         self._losses = 0
         self._probe_failures = 0
         self.displacements = 0
-        """How many times another plugin has displaced this plugin without `peace_s` in between."""
+        """How many times the kubelet dropped this plugin's devices without `peace_s` in between."""
         self._futile = 0
         self._others: frozenset[str] = frozenset()
         self._listed_at = math.inf

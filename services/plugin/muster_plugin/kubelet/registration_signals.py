@@ -1,6 +1,6 @@
 """Pure: signals, actions and states of a resource's registration, and the status of the resource.
 
-A generation is one server on one socket. The adapter answers every action in bounded time: Serve
+A generation is one server on one socket. The adapter answers these actions in bounded time: Serve
 with Served, ServeFailed or ServedElsewhere, Register with Registered or RegisterFailed, Stop with
 Stopped. `kubelet` identifies one kubelet.sock; it is empty if there is none.
 """
@@ -130,7 +130,7 @@ class Stop(_OfGeneration, frozen=True):
 
 
 class Listed(_OfGeneration, frozen=True):
-    """The kubelet lists the resource: it accepted the registration and opened its stream."""
+    """The kubelet lists the resource: it accepted the registration and opened a stream."""
 
     reason: vocabulary.RegistrationReason
     registrations: int

@@ -77,7 +77,8 @@ class ResourcePlugins(Mapping[str, "resource_plugin.ResourcePlugin"]):
 
         A resource without devices keeps its plugin: the node then offers 0 devices, which is
         clearer to schedulers and people than no entry. A resource named after a matched device is
-        removed with that device. While the resources are handed over, no plugin is started.
+        removed with that device. While the resources are handed over, no plugin is started or
+        stopped.
         """
         if self._is_handed_over:
             return

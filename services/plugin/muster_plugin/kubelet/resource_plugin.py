@@ -137,7 +137,7 @@ class ResourcePlugin:
         return self.machine.next_deadline()
 
     async def act(self, action: model.Action) -> None:
-        """Execute an action of the machine, which receives the result as a signal."""
+        """Execute an action; the result, if there is one, is sent to the machine as a signal."""
         match action:
             case model.Serve(generation=generation):
                 await self._serve(generation)

@@ -123,8 +123,10 @@ class Endpoint:
         self._observer = observer
         self._streams: set[_Stream] = set()
         self._kubelet_stream: _Stream | None = None
-        """The first stream of this generation, opened before any other client can learn the
-        socket's name. Later streams of other clients are ignored.
+        """The open stream that counts as the kubelet's, or None.
+
+        The kubelet opens the first stream, before any other client can learn the socket's name.
+        Streams that open while this one is open get the list, but are not reported.
         """
         self._statuses: asyncio.Queue[str] = asyncio.Queue(_STATUSES_MAX)
         self._is_ending = False
@@ -192,7 +194,7 @@ class Endpoint:
             except grpc.aio.AioRpcError as error:
                 raise ProbeFailed(f"{error.code().name}: {error.details()}") from None
         if instance != self._instance:
-            raise ProbeFailed(f"{self.path.name} answers as another instance")
+            raise ProbeFailed(f"another server answers on {self.path.name}")
         return time.perf_counter() - started
 
     async def registration_status(self) -> str:
@@ -249,8 +251,8 @@ class Endpoint:
     ) -> dp.AllocateResponse:
         """Allocate the requested ids from memory; refuse unknown ids and invalid requests.
 
-        A known device is refused if a path of it is missing; the kubelet has then already received
-        the change (`Observer.missing_paths`).
+        A known device is refused if one of its paths is missing; the kubelet has then already
+        received the change (`Observer.missing_paths`).
         """
         started = time.perf_counter()
         containers = protobuf.requested(request)

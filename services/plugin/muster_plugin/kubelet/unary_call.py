@@ -97,7 +97,11 @@ class UnaryAnswer:
     def receive(self, data: bytes) -> None:
         """Process received data; empty data means that the server closed the connection."""
         if not data:
-            self._end("it closes the connection" if self._total else "it closes without an answer")
+            self._end(
+                "it closes the connection"
+                if self._total
+                else "it closes the connection without an answer"
+            )
             return
         self._total += len(data)
         self._received += data
@@ -174,7 +178,7 @@ def _unpadded(flags: int, payload: bytes) -> bytes:
 def _grpc_status(block: bytes) -> int | None:
     """Return the status in a block of headers; None if it cannot be read or there is none.
 
-    On a new connection the header is always a literal with its name.
+    On a new connection the status header is always a literal with its name.
     """
     reader = _HeaderBlock(block)
     try:

@@ -15,7 +15,7 @@ from muster_plugin.kubelet import unary_call
 _STEP_S: Final = 0.5
 _LAG_MAX_S: Final = 1.0
 _SERVER_MORE_S: Final = 1.0
-"""The server's timeout is this much longer, so that its error does not replace the answer."""
+"""The server's timeout exceeds ours by this, so that its error does not replace an answer."""
 _READ_BYTES: Final = 65_536
 
 

@@ -1,4 +1,4 @@
-"""Watches the device plugins and drivers on the node that muster does not run.
+"""Watches the node's device plugins and drivers, except those that muster runs.
 
 `node_model` evaluates each `observation`, with `sockets` (the process behind each socket, and when
 to probe it), `backoff` (for plugins that end after a probe) and `finding` (the state machine of one

@@ -93,8 +93,9 @@ class Listings:
     def zero_until(self, resources: Sequence[str]) -> float:
         """Return the time until which 0 devices of all `resources` may be due to the kubelet.
 
-        Resources without expected devices are ignored. The result is in the past if fewer than two
-        remain, if one of them may have devices, or if their devices did not disappear together.
+        Resources without expected devices, or that the kubelet would never list, are ignored. The
+        result is in the past if fewer than two remain, if one of them may have devices, or if their
+        devices did not disappear together.
         """
         listable = filter(self.expectations.is_listable, resources)
         listings = [self[name] for name in listable if self.expected(name)]

@@ -41,7 +41,8 @@ def undescribed(names: Collection[str], folders: Collection[Path]) -> tuple[str,
     """Return the CDI devices (`vendor/class=name`) that no spec in these folders describes.
 
     The result is empty if a folder is not visible or the specs are too large, because then nothing
-    is certain. A spec may be JSON or YAML; it describes a device if it contains its kind and name.
+    is certain. A spec may be JSON or YAML; it describes each device whose kind and name it
+    contains.
     """
     if not all(folder.is_dir() for folder in folders):
         return ()

@@ -98,7 +98,7 @@ class Prober:
             if failed.answer is _Answer.SILENT and self._watch.is_waiting(file.path):
                 result = _Result(_Answer.SILENT, f"{failed.detail}; {_WAITS}")
         except OSError as error:
-            self._on_problem(f"{file.path}: cannot probe: {error}")
+            self._on_problem(f"cannot probe {file.path}: {error}")
             result = _Result(_Answer.INCONCLUSIVE)
         return observation.Probed(
             path=file.path,
@@ -110,7 +110,7 @@ class Prober:
         )
 
     async def _ask(self, connection: socket.socket, file: observation.SocketFile) -> _Result:
-        """Make the call and return a valid answer. Raises _Result for anything else."""
+        """Make the call; return the result of a valid answer. Raises _Result for anything else."""
         if file.directory is observation.Directory.REGISTRY:
             answer = await _call(connection, _INFO, self._timeout_s)
             if answer.status is not None:
@@ -143,7 +143,7 @@ class Prober:
         if error.errno == errno.EPROTOTYPE:
             return _Result(_Answer.WRONG, "it is not a stream socket")
         if error.errno != errno.ENOENT:
-            self._on_problem(f"{path}: cannot connect: {error.strerror}")
+            self._on_problem(f"cannot connect to {path}: {error.strerror}")
         return _Result(_Answer.INCONCLUSIVE)
 
     def _endpoint(self, endpoint: str) -> Path | None:
@@ -169,7 +169,7 @@ class Prober:
                 functools.partial(_endpoint_answer, path), timeout_s=_ENDPOINT_TIMEOUT_S
             )
         except TimeoutError:
-            self._on_problem(f"{path}: the file system does not answer")
+            self._on_problem(f"the file system of {path} does not answer")
             return
         if answer is _Answer.REFUSED:
             raise _Result(answer, f"connections to its endpoint {path} are refused", driver=driver)

@@ -41,7 +41,7 @@ class ProcessWatch:
         self._has_unique_inodes = _has_unique_inodes()
 
     def peer(self, connection: socket.socket, path: str) -> observation.Process:
-        """Return the process that serves the socket at `path`, and watch it if the kernel can."""
+        """Return the process that serves the socket at `path`, and watch it if possible."""
         size = struct.calcsize("3i")
         credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
         pid, _, _ = struct.unpack("3i", credentials)

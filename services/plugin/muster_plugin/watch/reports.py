@@ -73,7 +73,7 @@ class Reports:
         return actions, deadlines
 
     def _rank(self, name: str, watched: vocabulary.Watched) -> tuple[bool, bool, bool, str]:
-        """Return a key to sort plugins: in `expect` first, then with devices, then watched."""
+        """Return a sort key: first those in `expect`, then with devices, then already watched."""
         is_offered = bool(watched.listed or watched.expected)
         return name not in self._expect, not is_offered, name not in self._plugins, name
 
@@ -93,7 +93,7 @@ class Reports:
     def _observe(
         self, plugin: _Plugin, facts: finding.Facts, watched: vocabulary.Watched, now: float
     ) -> list[float]:
-        """Update a plugin's finding; return when the next updates are due."""
+        """Update a plugin's finding; return when the next update is due; empty if none is."""
         machine = plugin.machine
         machine.observe(facts, now)
         plugin.watched = msgspec.structs.replace(

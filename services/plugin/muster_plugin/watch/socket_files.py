@@ -83,7 +83,7 @@ def read_checkpoint(root: Path) -> checkpoint.Checkpoint | None:
 
 
 def read_memory(root: Path) -> expectation.Memory:
-    """Return the saved learned data, or empty data without a file. Raises OSError or ValueError."""
+    """Return the learned data; empty data if none is saved. Raises OSError or ValueError."""
     try:
         with _folder(root) as folder:
             text = _read(Path(_MEMORY), _MEMORY_BYTES_MAX, folder=folder)

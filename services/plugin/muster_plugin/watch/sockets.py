@@ -147,7 +147,10 @@ class Socket:
         self._record_process(probed.process, asked_at)
 
     def record_end(self, identity: str, now: float) -> None:
-        """Record the end of a process; if it served the socket, probe: another may serve it now."""
+        """Record the end of a process; if it served the socket, schedule a probe.
+
+        Another process may serve the socket now.
+        """
         if self.rival is not None and self.rival.identity == identity:
             self.rival = None
         is_served = self.process is not None and self.process.identity == identity
@@ -356,7 +359,7 @@ class Sockets:
         self._admit(now)
 
     def due(self, now: float) -> list[observation.Probe]:
-        """Return the probes to start now, a few at a time."""
+        """Return the probes to start now; at most AT_ONCE_MAX probes run at the same time."""
         free = AT_ONCE_MAX - sum(socket.is_being_probed for socket in self)
         # the most overdue sockets come first, so that those which never answer hardly delay others
         due = sorted(

@@ -77,7 +77,7 @@ class Watcher:
 
     @property
     def watched(self) -> tuple[vocabulary.Watched, ...]:
-        """All watched plugins."""
+        """All watched plugins, at most WATCHED_MAX: those with a finding first."""
         return self._model.watched
 
     @property
@@ -164,7 +164,7 @@ class Watcher:
                         self._note("there are too many sockets to watch them all")
 
     async def _scan_node(self) -> None:
-        """Look for hardware, and for CDI devices of running pods without a spec, periodically."""
+        """Look periodically for hardware, and for CDI devices in use that no spec describes."""
         folders = (Path(self._chosen.cdi.directory), node_files.STATIC_SPECS)
         while True:
             with self._noting("cannot read the node's files"):

@@ -108,9 +108,9 @@ def _roots(driver_root: str) -> tuple[str, ...]:
 
 
 def library_problem(library: str, driver_root: str, why: str) -> str:
-    """Return a text that explains where the library was not found, and what to do."""
+    """Return a text: where the library was searched for, why that failed, and what to do."""
     if library:
-        return f"{why}; gpus.library sets this path, so no other was tried"
+        return f"{why}; only this path was tried; correct or remove gpus.library, which sets it"
     roots = " or ".join(_roots(driver_root))
     return (
         f"{LIBRARY} is neither below {roots} ({', '.join(_FOLDERS)}) "
@@ -122,13 +122,13 @@ def library_problem(library: str, driver_root: str, why: str) -> str:
 def init_failure(code: int) -> tuple[gpu.Driver, str]:
     """Return the driver's state, and a text: why NVML cannot be initialised, and what to do."""
     driver, explanation = _CANNOT_INIT.get(code, (gpu.Driver.FAILED, "muster will try again"))
-    return driver, f"nvmlInit: {error_name(code)}: {explanation}"
+    return driver, f"nvmlInit failed with {error_name(code)}: {explanation}"
 
 
 def scan_failure(code: int) -> tuple[gpu.Driver, str]:
     """Return the driver's state, and a text: why initialised NVML cannot list GPUs."""
     driver, _ = _CANNOT_INIT.get(code, (gpu.Driver.FAILED, ""))
-    return driver, f"NVML is initialised, but does not list GPUs: {error_name(code)}"
+    return driver, f"NVML is initialised, but cannot list the GPUs: {error_name(code)}"
 
 
 _NODES: Final = "let this container open /dev/nvidiactl and /dev/nvidia<minor>"
@@ -218,7 +218,7 @@ _SLOWDOWNS: Final[Mapping[int, str]] = {
 
 
 def slowdowns(reasons: int) -> tuple[str, ...]:
-    """Return which of nvmlClocksEventReasons are involuntary slowdowns."""
+    """Return the names of the involuntary slowdowns in nvmlClocksEventReasons."""
     return tuple(name for bit, name in _SLOWDOWNS.items() if reasons & bit)
 
 

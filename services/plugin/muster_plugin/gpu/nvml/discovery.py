@@ -58,7 +58,7 @@ class KernelFiles(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def capabilities(self) -> dict[str, int]:
-        """Return the minor numbers of MIG's capability nodes; empty without MIG support."""
+        """Return the minor number of each MIG capability; empty if MIG is not supported."""
         return decode.capabilities(_text(self.proc / "driver/nvidia-caps/mig-minors") or "")
 
     def kernel_gpus(self) -> frozenset[str]:
@@ -69,7 +69,7 @@ class KernelFiles(msgspec.Struct, frozen=True, kw_only=True):
             return frozenset()
 
     def pci(self, bus_id: str, attribute: str) -> str | None:
-        """Return an attribute of a PCI device; None if it cannot be read."""
+        """Return an attribute of a PCI device; None if it is empty or cannot be read."""
         return _text(self.sysfs / "bus/pci/devices" / decode.sysfs_name(bus_id) / attribute)
 
 
@@ -92,7 +92,7 @@ class DiscoveredGpus(msgspec.Struct, frozen=True, kw_only=True):
 def discover_gpus(
     nvml: library.Binding, files: KernelFiles, previous: Sequence[vocabulary.Gpu]
 ) -> DiscoveredGpus:
-    """Read every GPU; `previous`, the last scan, supplies the properties of unreadable GPUs.
+    """Read every GPU; a GPU that cannot be read now is taken from `previous`, the last scan.
 
     Raises NVMLError if NVML cannot even count the GPUs, or has to be initialised again.
     """
@@ -109,7 +109,7 @@ def discover_gpus(
             uuid = nvml.nvmlDeviceGetUUID(handle)
             if uuid in handles:
                 other = f"its uuid {uuid} is also that of GPU {gpus[uuid].index}"
-                problems.append(f"GPU {index}: {other}; it is left out")
+                problems.append(f"GPU {index} is left out: {other}")
                 continue
             gpus[uuid] = _gpu(nvml, handle, files, uuid=uuid, index=index, problems=problems)
         except (nvml.NVMLError, UnicodeDecodeError) as error:
@@ -229,7 +229,10 @@ def _gpu(
 
 
 def _active_nvlinks(nvml: library.Binding, handle: library.Handle) -> dict[int, str]:
-    """Return the links that are up, each with the bus id of its other end as sysfs writes it."""
+    """Return the links that are up, each with the bus id of its other end as sysfs writes it.
+
+    A bus id is empty if it is unknown.
+    """
     active: dict[int, str] = {}
     try:
         for link in range(nvml.NVML_NVLINK_MAX_LINKS):
@@ -288,7 +291,7 @@ class MigReader:
         self.problems: list[str] = []
 
     def devices(self) -> Iterator[vocabulary.MigDevice]:
-        """Yield every MIG device that can be read, without unused indices and vanished devices."""
+        """Yield every MIG device that exists and can be read."""
         for index, device in _mig_handles(self._nvml, self._handle):
             try:
                 yield self._device(index, device)
@@ -318,7 +321,7 @@ class MigReader:
         )
 
     def _profile(self, device: library.Handle, gi: int, ci: int) -> str:
-        """Return the profile as NVIDIA's tools derive it, else from the name, else `unknown`."""
+        """Return the profile as NVIDIA's tools derive it, or that in the name, or `unknown`."""
         nvml = self._nvml
         ask = functools.partial(library.call_if_supported, nvml)
         instance = ask(nvml.nvmlDeviceGetGpuInstanceById, self._handle, gi)

@@ -87,9 +87,9 @@ class EventListener:
         self._stop = threading.Event()
 
     def arm(self) -> None:
-        """Create a new NVML event set of all GPUs that are not lost, and drain the old set.
+        """Create an NVML event set of the GPUs, except lost and refused GPUs; drain the old set.
 
-        Raises NVMLError if a set cannot be created.
+        Raises NVMLError if the set cannot be created or NVML has to be initialised again.
         """
         old, excluded = self._set, dict(self._lost)
         while True:
@@ -142,7 +142,7 @@ class EventListener:
     def _register(
         self, made: library.Handle, excluded: Mapping[str, str]
     ) -> tuple[dict[str, str], str | None]:
-        """Register the GPUs in a set; return problems by uuid, and the GPU that broke the set."""
+        """Register GPUs in a set; return problems by uuid, and the GPU that broke the set."""
         problems: dict[str, str] = dict(excluded)
         refused: set[str] = set()
         for uuid, handle in self._handles.items():
@@ -192,7 +192,7 @@ class EventListener:
             self._on_event(MonitoringProblems(self.problems))
 
     def _failed(self, error: library.Error) -> None:
-        """Exclude lost GPUs; if none caused the error, pause and try a new event set."""
+        """Exclude lost GPUs; if none caused the error, report it, pause and try a new event set."""
         name = library.raise_if_ended(self._nvml, error)
         if error.value in decode.LOST and self._find_lost():
             self._rearm()
@@ -237,7 +237,10 @@ class EventListener:
         return False
 
     def _rearm(self, *, quietly: bool = False) -> None:
-        """Create an event set and report monitoring problems; if that fails, plan a new attempt."""
+        """Create an event set; if that fails, plan a new attempt. Report the monitoring problems.
+
+        With `quietly`, they are reported only if it fails.
+        """
         try:
             self.arm()
         except self._nvml.NVMLError as error:

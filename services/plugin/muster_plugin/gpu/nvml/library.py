@@ -20,7 +20,7 @@ from muster_plugin.gpu.nvml import decode
 from muster_plugin.model import gpu
 
 Binding: TypeAlias = Any
-"""The module pynvml, which has no types."""
+"""The module pynvml, which has no type annotations."""
 Handle: TypeAlias = Any
 """NVML's handle of a device, or of an event set."""
 EventData: TypeAlias = Any
@@ -110,7 +110,10 @@ def handle_address(handle: Handle) -> int:
 
 
 def _load(library: str, driver_root: str) -> None:
-    """Load the library from the first path that works; pynvml then finds it by its SONAME."""
+    """Load the library from the first path that works. Raises NvmlUnavailable.
+
+    pynvml then finds the library by its SONAME.
+    """
     if _loaded:
         return
     import ctypes  # noqa: PLC0415  # only if needed
@@ -233,7 +236,7 @@ class _Query:
         self._nvml = nvml
         self.answers = 0
         self.failed = ""
-        """NVML's name for the first error."""
+        """NVML's name for the first error; empty if there was none."""
 
     def __call__(self, call: Callable[..., Answer], *arguments: object) -> Answer | None:
         """Return the answer to a query; None if it failed or is not supported. Raises _Lost."""
@@ -247,7 +250,7 @@ class _Query:
         return answer
 
     def fields(self, handle: Handle) -> Mapping[int, int]:
-        """Query several fields; return the values by field id, without unknown values."""
+        """Query the fields in `_FIELDS`; return the known values by field id."""
         values: dict[int, int] = {}
         for value in self(self._nvml.nvmlDeviceGetFieldValues, handle, _FIELDS) or ():
             # each field has its own return code; the call as a whole succeeds

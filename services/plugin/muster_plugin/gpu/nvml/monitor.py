@@ -39,7 +39,7 @@ class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
     """A wait for events is divided into slices; stopping takes at most one slice."""
     guard_s: float = 1.0
     rescan_s: float = 30.0
-    """The shortest time between two attempts to read unreadable GPUs."""
+    """The shortest time between two periodic attempts to read unreadable GPUs."""
     restart_first_s: float = 1.0
     restart_max_s: float = 30.0
     abandon_s: float = 60.0
@@ -54,7 +54,7 @@ class InflightCalls:
         self._tasks: set[asyncio.Task[object]] = set()
 
     def start(self, lane: blocking.Serial, work: Callable[[], Result]) -> asyncio.Task[Result]:
-        """Start a call that may never return."""
+        """Start a call that may never return; return its task."""
         task = asyncio.ensure_future(lane.run(work, timeout_s=math.inf))
         self._tasks.add(task)
         task.add_done_callback(self._returned)
@@ -76,8 +76,8 @@ class InflightCalls:
 class EventQueue:
     """Passes NVML's events, in order, from the waiting thread to the event loop.
 
-    An event replaces a queued event of the same kind for the same GPU (an XID: the same XID of the
-    same part), so that a flood of events cannot fill the memory.
+    An event replaces a queued event of the same kind for the same GPU, or for XIDs of the same
+    number and part, so that a flood of events cannot fill the memory.
     """
 
     def __init__(self) -> None:
@@ -213,7 +213,7 @@ class SessionMonitor:
             case events.MigChanged():
                 self._rescan_requested.set()
             case events.EventsEnded():
-                _end_session(f"events: {event.error}")
+                _end_session(f"waiting for events failed with {event.error}")
             case _:
                 assert_never(event)
 
@@ -228,12 +228,12 @@ class SessionMonitor:
             self._poll_requested[name].set()
 
     async def _guard_events(self) -> None:
-        """Report a problem while a wait for events does not return."""
+        """Report a problem while a wait for events does not return; record the last success."""
         late_s = self._timeouts.answer_s + self._timeouts.slice_s
         while True:
             since = self._session.events.waiting_since
             hangs = since is not None and time.monotonic() - since > late_s
-            problem = f"waiting for GPU events has not returned for {late_s:g} s" if hangs else ""
+            problem = f"the wait for GPU events has not returned for {late_s:g} s" if hangs else ""
             self._status.set_problem(self._gpus, f"{EVENTS_KIND}_late", problem)
             self._checked_at[EVENTS_KIND] = self._session.events.last_success_at
             await asyncio.sleep(self._timeouts.guard_s)
@@ -254,7 +254,10 @@ class SessionMonitor:
             wait_s = self._poll_s() - gap_s
 
     def _compare(self, answer: session.PollAnswer) -> None:
-        """Request a rescan if the GPU has changed, and a new event set if it may accept the GPU."""
+        """Request a rescan if the GPU's MIG devices or fabric state have changed.
+
+        Also request a new event set if the GPU is in none but might be accepted.
+        """
         uuid, fabric = answer.poll.gpu, answer.poll.fabric
         if answer.mig_changed or fabric != self._fabric[uuid]:
             self._fabric[uuid] = fabric
@@ -263,7 +266,7 @@ class SessionMonitor:
             self._session.events.rearm()
 
     async def _rescan(self) -> None:
-        """Rescan on request, and regularly while a GPU cannot be read; else only count the GPUs."""
+        """Rescan on request, and regularly while a GPU is unreadable; else only count the GPUs."""
         lane, scanned_at = blocking.Serial(), time.monotonic()
         while True:
             requested = await _set_within(self._rescan_requested, self._poll_s())
@@ -316,7 +319,7 @@ async def _set_within(event: asyncio.Event, timeout_s: float) -> bool:
 
 
 def _is_same(scan: gpu.Scan, previous: gpu.Scan) -> bool:
-    """Return whether two scans differ only in their polls."""
+    """Return whether two scans are equal except for their polls."""
     return msgspec.structs.replace(scan, polls=()) == msgspec.structs.replace(previous, polls=())
 
 

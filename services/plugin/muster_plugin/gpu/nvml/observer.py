@@ -1,10 +1,10 @@
 """Adapter: reports NVML's observations of GPUs in order, without blocking while NVML hangs.
 
 NVML is never called on the event loop. Calls cannot be interrupted: each is awaited for as long as
-it takes. A late call is reported, because its GPU is not monitored meanwhile. NVML is shut down
-and initialised again when GPUs appear or disappear, when the driver is unloaded or when handles are
-stale; no call may be in flight then. The pause between two sessions grows each time. A call that
-has not returned about a minute after the end of its session is abandoned. NVML counts its
+it takes. A late call is reported, because its GPU is not monitored meanwhile. NVML is shut down and
+initialised again when GPUs appear or disappear, when the driver is unloaded or when handles are
+stale; no call may be in flight then. The pause before a session grows while sessions are short. A
+call that has not returned about a minute after the end of its session is abandoned. NVML counts its
 initialisations, so a new session can monitor the other GPUs, and the missing shutdowns are made
 when no call is in flight any more.
 """
@@ -27,7 +27,7 @@ Observer = monitor.Observer
 
 
 class _Started(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of an initialisation, without a session if NVML is unavailable."""
+    """The result of an initialisation; `session` is None if NVML is unavailable."""
 
     scan: gpu.Scan
     queue: monitor.EventQueue
@@ -35,7 +35,7 @@ class _Started(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NvmlSource:
-    """The GPUs of this node, as NVML reports them."""
+    """A source of observations of this node's GPUs: NVML."""
 
     def __init__(
         self,
@@ -62,14 +62,17 @@ class NvmlSource:
         self._log = logs.logger()
 
     async def first_scan(self, timeout_s: float) -> gpu.Scan:
-        """Scan for the first time; a scan that timed out is continued by `observe`."""
+        """Return the first scan; if it takes too long, return a scan that reports this.
+
+        `observe` then reports the result of the first scan.
+        """
         starting = self._start()
         await asyncio.wait([starting], timeout=timeout_s)
         self._reported = starting.result().scan if starting.done() else _silent(timeout_s)
         return self._reported
 
     async def observe(self, observer: Observer) -> None:
-        """Report all observations until cancelled, without the scan that `first_scan` returned."""
+        """Report all observations until cancelled, except the scan that `first_scan` returned."""
         status = monitor.MonitoringStatus(observer)
         pause_s = self._timeouts.restart_first_s
         while True:
@@ -117,7 +120,7 @@ class NvmlSource:
         return self._starting
 
     def _initialise(self, queue: monitor.EventQueue) -> _Started:
-        """Initialise NVML; runs in a thread."""
+        """Initialise NVML and return the result; runs in a thread."""
         try:
             session = nvml_session.Session(
                 self._rules,
@@ -166,7 +169,7 @@ class NvmlSource:
         return await self._monitor.run()
 
     async def _end(self, session: nvml_session.Session, status: monitor.MonitoringStatus) -> None:
-        """Store the last scan; if every call of every session has returned, shut NVML down."""
+        """Stop a session and store its scan; shut NVML down if every call has returned."""
         session.events.stop()
         late_s, abandon_s = self._timeouts.answer_s, self._timeouts.abandon_s
         all_returned = await self._calls.wait_all(late_s)
@@ -188,7 +191,7 @@ class NvmlSource:
         self._calls, self._lane = monitor.InflightCalls(), blocking.Serial()
 
     def _close_all(self) -> None:
-        """Shut NVML down once for every session; runs in a thread, with no call in flight."""
+        """Shut NVML down once for every open session; runs in a thread, with no call in flight."""
         while self._open:
             self._open.pop()[1].close()
 

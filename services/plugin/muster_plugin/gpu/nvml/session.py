@@ -34,7 +34,10 @@ class PollAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Session:
-    """A session of NVML with its last `scan`. Creation initialises NVML; raises NvmlUnavailable."""
+    """A session of NVML with its last `scan`.
+
+    Creation initialises NVML and scans the GPUs; it raises NvmlUnavailable if that fails.
+    """
 
     def __init__(
         self,
@@ -65,7 +68,7 @@ class Session:
 
     @property
     def as_previous_scan(self) -> PreviousScan:
-        """The scan results for the next session."""
+        """The GPUs and the expected NVLinks, for the next session."""
         return PreviousScan(gpus=self._discovered.gpus, links=self._expected_links)
 
     @property
@@ -80,10 +83,10 @@ class Session:
             poll = self._poll(uuid)
             if poll.error == decode.Code.INVALID_ARGUMENT.name and uuid in self._answered:
                 # the handle was valid, but is stale now
-                raise SessionEnded(f"poll: {poll.error}")
+                raise SessionEnded(f"a poll failed with {poll.error}")
             return PollAnswer(poll=poll, mig_changed=not poll.error and self._mig_changed(uuid))
         except self._nvml.NVMLError as error:
-            raise SessionEnded(f"poll: {decode.error_name(error.value)}") from None
+            raise SessionEnded(f"a poll failed with {decode.error_name(error.value)}") from None
 
     def check_gpu_count(self) -> None:
         """Raise SessionEnded if the kernel's GPUs or the number of NVML's GPUs have changed."""
@@ -94,16 +97,18 @@ class Session:
         try:
             count = self._nvml.nvmlDeviceGetCount()
         except self._nvml.NVMLError as error:
-            raise SessionEnded(f"nvmlDeviceGetCount: {decode.error_name(error.value)}") from None
+            name = decode.error_name(error.value)
+            raise SessionEnded(f"nvmlDeviceGetCount failed with {name}") from None
         if count != self._discovered.count:
             raise SessionEnded(
                 f"NVML counts {wording.counted(count, 'GPU')} instead of {self._discovered.count}"
             )
 
     def rescan(self) -> gpu.Scan:
-        """Scan every GPU again.
+        """Scan every GPU again, and return the scan.
 
-        Raises SessionEnded if other GPUs answer than before, or if NVML failed.
+        Raises SessionEnded if the GPUs that answer have changed, except by a loss, or if NVML
+        failed.
         """
         before = self._discovered
         try:
@@ -117,7 +122,7 @@ class Session:
             self._discovered = msgspec.structs.replace(discovered, handles=handles, lost=lost)
             self.scan = self._make_scan()
         except self._nvml.NVMLError as error:
-            raise SessionEnded(f"rescan: {decode.error_name(error.value)}") from None
+            raise SessionEnded(f"a rescan failed with {decode.error_name(error.value)}") from None
         return self.scan
 
     def close(self) -> None:
