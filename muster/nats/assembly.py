@@ -38,7 +38,7 @@ class Assembler:
         """The number of discarded pages of inventories that never became complete."""
 
     def add(self, event: codec.CloudEvent) -> codec.CloudEvent | None:
-        """Return the event, or the inventory that this page completes; None if pages are missing.
+        """Return the event, or the inventory that this page completes; otherwise None.
 
         A complete inventory has the id of page 0, and the position of the page that arrived last.
         """
@@ -68,7 +68,7 @@ class Assembler:
         return None
 
     def _largest(self) -> tuple[str, str]:
-        """Return the oldest incomplete inventory of the node with the most waiting pages."""
+        """Return the key of the oldest inventory of the node with the most waiting pages."""
         held: dict[str, int] = {}
         for (node, _), waiting in self._incomplete.items():
             held[node] = held.get(node, 0) + len(waiting.events)

@@ -22,7 +22,7 @@ from muster.nats import connection, consumer_sweep, jetstream, streams
 from muster.service import logs, runtime
 
 QUEUE_MAX: Final = 1_000
-"""The number of events kept in an outage; older events are dropped and counted. After a
+"""The maximum number of events kept in an outage; older events are dropped and counted. After a
 reconnect, a plugin sends a snapshot.
 """
 
@@ -37,7 +37,8 @@ class NobodyAnswered(Exception):
     """A request was not answered; `subscribed` is whether a subscriber may have received it."""
 
     def __init__(self, subject: str, *, subscribed: bool) -> None:
-        super().__init__(f"{subject}: {'no answer in time' if subscribed else 'no subscriber'}")
+        reason = "no answer in time" if subscribed else "no subscriber, or no connection to NATS"
+        super().__init__(f"{subject}: {reason}")
         self.subscribed = subscribed
 
 
@@ -118,10 +119,10 @@ class Bus:
     ) -> bool:
         """Publish an event and wait, without a time limit, until its stream has stored it.
 
-        An event that the server refuses is logged and dropped. Pass `event_id` if the fact has its
-        own identity, so that a restarted producer repeats the event with the same id. `is_leader`
-        is called before every attempt; if it returns False, this function stops and returns
-        False.
+        An event that cannot be sent, or that the server refuses, is logged and dropped. Pass
+        `event_id` if the fact has its own identity, so that a restarted producer repeats the event
+        with the same id. `is_leader` is called before every attempt; if it returns False, this
+        function stops and returns False. In all other cases it returns True.
         """
         return await self._publish(event, next(self._sequence), event_id, is_leader)
 
@@ -186,7 +187,7 @@ class Bus:
         return answer.data
 
     async def is_reachable(self, *, timeout_s: float) -> bool:
-        """Return whether the server answers now; otherwise a peer's silence proves nothing.
+        """Return whether the server answers now; if not, a peer's silence proves nothing.
 
         This sends a request instead of a ping, because nats-py's read loop fails on the pong of an
         abandoned ping (2.16, `_process_pong`). The request has no responder, which the server
@@ -241,7 +242,7 @@ class Bus:
         event_id: str | None = None,
         is_leader: Callable[[], bool] | None = None,
     ) -> bool:
-        """Publish an event as one or more messages; return False if this is not the leader."""
+        """Publish an event as one or more messages; return False if `is_leader` returned False."""
         for subject, payload, key in self._messages(event, sequence, event_id):
             headers = {"Nats-Msg-Id": key, "Content-Type": codec.CONTENT_TYPE}
             # what the server refuses once, it refuses always; `store` has logged it

@@ -1,6 +1,6 @@
 """Adapter: nats-py: the only module that relies on the library's private parts.
 
-Written against the nats-py that `KNOWN` names; pyproject.toml allows no other minor version, and
+Written for the nats-py version `KNOWN`; pyproject.toml allows no other minor version, and
 tests/pure/test_bounds.py fails if the two disagree. Before raising the versions, reread in nats-py:
 `aio/client.py` (`_close`, `_attempt_reconnect`, `_read_loop`, `_process_headers`, `_process_msg`),
 `aio/subscription.py`, `aio/transport.py`, and `protocol/parser.py`.
@@ -22,7 +22,7 @@ from muster.service import runtime
 
 KNOWN: Final = "2.16"
 LOST: Final = (OSError, TimeoutError, nats.errors.Error)
-"""The errors that nats-py raises when a server is unreachable, is slow or refuses."""
+"""The errors that nats-py raises when a server is unreachable or slow, or refuses a request."""
 READ_BYTES: Final = DEFAULT_BUFFER_SIZE
 """The size of nats-py's reads; after a full read there may be more data."""
 
@@ -83,7 +83,7 @@ class Parser(parser.Parser):
         client._ps = self  # noqa: SLF001
 
     def has_unread(self) -> bool:
-        """Return whether more data has arrived than nats-py reads in one call."""
+        """Return whether data has arrived that nats-py has not read yet."""
         reader = getattr(self._client._transport, "_io_reader", None)  # noqa: SLF001
         return bool(getattr(reader, "_buffer", b""))
 

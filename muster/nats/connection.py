@@ -29,9 +29,9 @@ Prepare = Callable[[nats.aio.client.Client], Awaitable[None]]
 Make = Callable[[], nats.aio.client.Client]
 
 LOST: Final = compat.LOST
-"""The errors that nats-py raises when a server is unreachable, is slow or refuses."""
+"""The errors that nats-py raises when a server is unreachable or slow, or refuses a request."""
 BACKOFF: Final = pacing.Backoff(first_s=0.05, max_s=5.0, jitter=0.5)
-"""How long to wait before the next request to NATS."""
+"""How long to wait before a failed request to NATS is repeated."""
 
 _REDIAL_WAIT_S: Final = (0.1, 0.5)
 _CLIENT_TIMEOUT_S: Final = 2
@@ -76,8 +76,8 @@ class Connection:
 
     `url` is one address, or several addresses of a cluster separated by commas.
 
-    `prepare` is called with every newly connected client before anything else uses it; `make`
-    creates the clients.
+    `prepare` is called with every newly connected client before `client` returns it; `make` creates
+    the clients.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class Connection:
 
     @property
     def is_connected(self) -> bool:
-        """Whether the server was connected at the last check."""
+        """Whether the current client is prepared and connected."""
         return self._connected and self._client.is_connected
 
     def problem(self) -> str | None:
@@ -145,8 +145,8 @@ class Connection:
     async def changes(self) -> AsyncIterator[bool]:
         """Yield the current state, then every change: True if connected, False if disconnected.
 
-        Each True means a new connection. A loss and a reconnect between two calls become a
-        single True.
+        Each True after the first value means a new connection. A loss and a reconnect between two
+        values become a single True.
         """
         last: tuple[bool, int] | None = None
         while True:
@@ -174,7 +174,7 @@ class Connection:
             await compat.close(client)
 
     async def prepare(self, client: nats.aio.client.Client) -> None:
-        """Create missing streams and buckets again, if this process may. Raises one of LOST."""
+        """Call the `prepare` of the constructor, if there is one. Raises one of LOST."""
         if self._prepare is not None:
             await self._prepare(client)
 
@@ -195,7 +195,7 @@ class Connection:
             await retry.wait()
 
     async def _one_client(self) -> BaseException | None:
-        """Dial, and wait until the client must be replaced; return any error not yet reported."""
+        """Dial, and wait until the client must be replaced; return an unreported error, or None."""
         given_up = asyncio.Event()
         dial = asyncio.create_task(self._dial(given_up))
 
@@ -295,7 +295,7 @@ class Connection:
                 )
 
     async def _use(self, client: nats.aio.client.Client) -> None:
-        """Prepare a connected client's server, and make the client available.
+        """Subscribe with a connected client, prepare its server, and make the client available.
 
         Every client is prepared, because its server may have lost its disk. Raises nats-py's Error
         if the client must be replaced.
@@ -351,7 +351,7 @@ class Connection:
 
 
 async def _connect(client: nats.aio.client.Client, url: str, **options: Any) -> None:
-    """Connect. Raises one of LOST."""
+    """Connect a client with this process's credentials. Raises one of LOST."""
     if isinstance(client, compat.TolerantClient):
         client.api = permissions.api(credentials.user(url))
     await compat.connect(
@@ -368,7 +368,7 @@ async def _connect(client: nats.aio.client.Client, url: str, **options: Any) -> 
 def certificate_ends(client: nats.aio.client.Client) -> float:
     """Return when the server's certificate expires, in Unix seconds; 0 without TLS.
 
-    Clients cannot connect afterwards.
+    After that time clients cannot connect.
     """
     end = compat.certificate_end(client)
     if end is None:

@@ -19,8 +19,8 @@ async def sweep(client: Client) -> int:
     """Remove costly and misdirected consumers; return how many were removed.
 
     nats-server allows 1,000 consumers for each stream in total (2.15), and a consumer may push the
-    stream's messages to any subject of the account that somebody has subscribed to literally. A
-    replicated consumer takes some 200 kB on each server. Raises nats-py's errors.
+    stream's messages to any subject of the account that has a subscriber without wildcards. A
+    replicated consumer takes about 200 kB on each server. Raises nats-py's errors.
     """
     removed = 0
     for stream in streams.FOLLOWED:

@@ -1,7 +1,7 @@
 """Adapter: NATS: reads validated events from streams, and resumes after every outage.
 
-Malformed messages are counted; a durable consumer moves them to the dead letters with a reason. An
-inventory in several pages is yielded once it is complete.
+Malformed messages are counted; a durable consumer also moves them to the dead letters with a
+reason. All other readers yield an inventory of several pages as one event, when it is complete.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ _MISSING_S: Final = 1.0
 _ONCE_S: Final = 2.0
 """How long the server keeps the consumer of a short read; the number of consumers is limited."""
 Wants = Callable[[str, int], bool]
-"""Returns whether to read a message, from its subject and the number of messages after it."""
+"""Receives a message's subject and the number of messages after it; returns whether to read it."""
 
 _FORGOTTEN = prometheus_client.Counter(
     "muster_bus_pages_forgotten_total", "Pages of inventories that never became complete."
@@ -86,8 +86,8 @@ async def follow(
     With `after`, events start after that position in the stream. A position that the stream has not
     reached belongs to an earlier stream; then events start at the beginning of this stream. With
     `is_newest_first`, events start with the newest stored event of each subject. The server removes
-    the consumer `jetstream.ABANDONED_S` after the last read. Malformed messages are counted and
-    skipped, and messages that `wants` rejects are not decoded.
+    the consumer `jetstream.ABANDONED_S` seconds after the last read. Malformed messages are counted
+    and skipped, and messages that `wants` rejects are not decoded.
     """
     whole = _Whole()
     config = api.ConsumerConfig(
@@ -164,10 +164,11 @@ async def each_newest(
     wants: Wants | None = None,
     read_max: int | None = None,
 ) -> AsyncIterator[codec.CloudEvent]:
-    """Yield the newest event of each subject one by one: a list of ten thousand takes 90 MiB.
+    """Yield the newest event of each subject that matches a filter.
 
-    Starts over when the connection breaks, so that events may be yielded twice. Ends after
-    `read_max` messages.
+    Use this instead of `newest` for many events: a list of ten thousand takes 90 MiB. Starts over
+    when the connection breaks, so that events may be yielded twice. Ends after `read_max` messages,
+    or if an optional stream does not exist.
     """
     retry = jetstream.ReadRetry(link, stream.name)
     config = jetstream.newest_of_each(subject)
@@ -213,8 +214,9 @@ async def past(
 ) -> list[codec.CloudEvent]:
     """Return the stored events since a time, oldest first; at most the first `events_max`.
 
-    Waits for the server without a time limit. Without `waits_for_stream`, raises an error for which
-    `stream_info.is_no_stream` is true if the stream does not exist.
+    Waits for the server without a time limit. The list is empty if an optional stream does not
+    exist. If another stream does not exist, waits for it, or raises an error for which
+    `stream_info.is_no_stream` is true if `waits_for_stream` is False.
     """
     config = api.ConsumerConfig(
         filter_subjects=list(filters),
@@ -250,7 +252,7 @@ async def past(
 
 
 class _Whole:
-    """Joins the inventory pages of one reader, and counts the pages of incomplete inventories."""
+    """Joins the inventory pages of one reader, and counts the discarded pages."""
 
     def __init__(self) -> None:
         self._pages = assembly.Assembler()

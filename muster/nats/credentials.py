@@ -33,11 +33,11 @@ _CONTENT: Final = "-----BEGIN "
 
 
 class Unusable(OSError):
-    """A file exists but is invalid; the text names the file and quotes none of its content."""
+    """Credentials cannot be used; the text names their file and quotes none of its content."""
 
 
 class Options(TypedDict, total=False):
-    """The options of nats-py other than the address."""
+    """The options of nats-py for credentials, certificates and inboxes."""
 
     inbox_prefix: str
     user_jwt_cb: Callable[[], bytes]
@@ -48,7 +48,7 @@ class Options(TypedDict, total=False):
 
 
 def options(url: str) -> Options:
-    """Return options with the credentials. Raises OSError for a file that cannot be used."""
+    """Return the options that the environment names. Raises OSError for an unusable file."""
     chosen = Options()
     if creds := os.environ.get("NATS_CREDS"):
         chosen["user_jwt_cb"] = lambda: _credentials(creds).jwt.encode()  # noqa: PLW0108  # read again
@@ -71,7 +71,7 @@ def options(url: str) -> Options:
 
 
 def user(url: str) -> str:
-    """Return the name of the user; empty without one. Raises OSError, as `options` does."""
+    """Return the user's name; empty if it is not known. Raises OSError for an unusable file."""
     if token := os.environ.get("NATS_TOKEN_FILE"):
         return _user(_token(token))
     if creds := os.environ.get("NATS_CREDS"):
@@ -81,7 +81,7 @@ def user(url: str) -> str:
 
 
 def _credentials(named: str) -> "nkeys.Credentials":
-    """Read a .creds file, or its content; an error never contains any of the content."""
+    """Return the credentials in a file, or in its content; errors never quote the content."""
     is_content = named.startswith(_CONTENT)
     file = "NATS_CREDS" if is_content else named
     # as above; also, the extra `auth` may not be installed
@@ -104,7 +104,7 @@ def _token(file: str) -> str:
         token = ""
     # nats-server accepts lines of up to 4 KiB
     if not re.fullmatch(r"[!-~]{1,3500}", token):
-        raise Unusable(f"{file}: no token, or longer than 3,500 characters")
+        raise Unusable(f"{file}: expected a token of 1 to 3,500 characters")
     return token
 
 
@@ -121,7 +121,7 @@ class _Claims(msgspec.Struct, frozen=True):
 
 
 def _user(token: str) -> str:
-    """Return the user that the gate derives from a token, to name inboxes; empty if unreadable."""
+    """Return the user that the gate derives from a token, to name inboxes; empty if unknown."""
     try:
         claims = base64.urlsafe_b64decode(token.split(".")[1] + "==")
         bound = msgspec.json.decode(claims, type=_Claims).bound

@@ -9,8 +9,8 @@ server delivers more nevertheless, the reader ends the subscription itself.
 
 Unknown nodes are discovered by a subscription to all nodes, which has its own small budget. While
 new nodes appear, and no single node uses most of that budget, this subscription is renewed
-immediately; otherwise the intervals between renewals grow. A node that it misses becomes known
-through the node's events or the Kubernetes API.
+immediately; otherwise the intervals between renewals grow. A node that is not found
+in this way becomes known through its events or the Kubernetes API.
 
 nats-server may lose a message that it delivers to a subscription that is just ending. So a node's
 previous subscription ends some time after the new one has begun. Meanwhile a heartbeat may be
@@ -32,22 +32,26 @@ _NOISY_PERIODS: Final = 3
 """A node is noisy after it has exceeded its budget in this many consecutive periods."""
 _DISCOVER_S: Final = 0.05
 _DISCOVER_LONG_S: Final = 10.0
-"""Twice the usual heartbeat interval: by then, every node has sent a heartbeat."""
+"""How long renewals may be immediate after a new node has appeared: twice the usual heartbeat
+interval, so that every node has sent a heartbeat.
+"""
 _SENDERS_MAX: Final = 8
 _OVERLAP_S: Final = 0.2
-"""Far longer than a busy server takes to deliver a message to the subscriptions it has matched."""
+"""How long a node's previous subscription continues after the new one has begun: far longer than a
+busy server takes to deliver a message to the subscriptions that match it.
+"""
 
 Message = tuple[bytes, bytes, bytes]
-"""Subject, subscription number, payload."""
+"""A heartbeat's subject, its subscription's number, and its payload."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """Message limits per subscription: for a node, for all unknown nodes, for a noisy node.
 
-    A plugin's message may have 64 KiB: `messages` of this size are far below nats-server's
-    `max_pending`. If a server accepts larger messages, a node that sends them is limited to
-    `noisy_messages`.
+    A node's subscription is renewed at most once in `period_s`. A message may have `message_bytes`:
+    even `messages` of this size are far below nats-server's `max_pending`. If a server accepts
+    larger messages, a node that sends them is limited to `noisy_messages`.
     """
 
     messages: int = 48
@@ -59,7 +63,10 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Excess:
-    """A node that exceeded its budget, and how much of its traffic was delivered."""
+    """A noisy node, how much was delivered to its subscription, and how long the budget lasted.
+
+    `senders` are its plugins; empty for an unknown node, which shares its subscription with others.
+    """
 
     node: str
     messages: int
@@ -70,7 +77,7 @@ class Excess:
 
 @dataclass(slots=True, eq=False)
 class _Subscription:
-    """A subscription and its remaining budget; `left` is negative if the server delivered more."""
+    """A subscription and its budget; `left` is negative if the server delivered too much."""
 
     subject: bytes
     node: str = ""
@@ -85,7 +92,7 @@ class _Subscription:
     largest: int = 0
     periods_over: int = 0
     senders: dict[str, int] = field(default_factory=dict)
-    """How much of the budget's second half each plugin, or each unknown node, has used."""
+    """The messages after the first half of the budget, by plugin or, for unknown nodes, by node."""
 
 
 class HeartbeatBudget:
@@ -109,11 +116,11 @@ class HeartbeatBudget:
 
     @property
     def is_discovering(self) -> bool:
-        """Return whether the last messages from unknown nodes led to new nodes."""
+        """Whether the subscription to all nodes is renewed without pauses, to find new nodes."""
         return self._discover_s == 0.0
 
     def connect(self, now: float) -> bytes:
-        """Return the subscriptions for a new connection."""
+        """Return protocol lines that subscribe to all nodes and to each known node again."""
         self._by_sid.clear()
         self._low.clear()
         self._ending.clear()
@@ -273,7 +280,7 @@ def _excess(subscription: _Subscription, node: str, senders: tuple[str, ...]) ->
 
 
 def _main_sender(subscription: _Subscription) -> str | None:
-    """Return the node that sent more than all others together, if any."""
+    """Return the node that sent a minimum of messages and more than all other nodes, or None."""
     token, count = max(subscription.senders.items(), key=lambda sender: sender[1])
     least = min(_SENDERS_MAX, subscription.messages_max // 2)
     is_main = count >= least and 2 * count > sum(subscription.senders.values())

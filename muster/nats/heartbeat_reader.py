@@ -26,26 +26,28 @@ from muster.nats.heartbeat_budget import Excess, Limits, Message
 Handler = Callable[[Sequence[vocabulary.Heartbeat]], Awaitable[None]]
 OnExcess = Callable[[Excess], Awaitable[None]]
 Nodes = Callable[[], tuple[int, Collection[str]]]
-"""Returns the known nodes, and a number that changes whenever the nodes change."""
+"""Returns a number that changes whenever the known nodes change, and these nodes."""
 
 _SHORT_BATCH_S: Final = 0.02
 """The length of a batch while new nodes are being discovered."""
 _BATCH_S: Final = 0.1
 _MANY: Final = 100
 _LONG_BATCH_S: Final = 0.25
-"""Each wake-up costs a millisecond, because caches are cold; the delay affects no verdict."""
+"""The length of a batch while very many heartbeats arrive. Each wake-up costs a millisecond,
+because caches are cold; the delay affects no verdict.
+"""
 _BATCH_MAX: Final = 1_000
 """Larger batches would block other tasks of the event loop."""
 _RENEW_S: Final = 0.25
 _COUNT: Final = re.compile(rb"[0-9]{1,8}")
-"""NATS allows at most 64 MiB a message (max_payload)."""
+"""A length in bytes: NATS allows at most 64 MiB a message (max_payload)."""
 _SHOWN_MAX: Final = 200
 _LINE_BYTES_MAX: Final = 1024 * 1024
-"""A longer line is not NATS; the longest are INFO lines with the addresses of a cluster."""
+"""The longest lines of NATS are INFO lines with the addresses of a cluster; none is longer."""
 
 
 class HeartbeatStream:
-    """Reads every heartbeat of a fleet; entering the context never waits for the server.
+    """Reads the heartbeats of a fleet; entering the context never waits for the server.
 
     `run` must be running: it renews the subscriptions.
     """
@@ -81,7 +83,7 @@ class HeartbeatStream:
         """Call `handler` with the valid heartbeats of each batch; count invalid ones.
 
         The next batch waits until `handler` returns. `nodes` returns the nodes that get their own
-        subscription; `on_excess` is called once a period for each node that exceeds its budget.
+        subscription; `on_excess` is called at most once a period for each noisy node.
         """
         self._handler, self._on_excess = handler, on_excess
         self._nodes = nodes or _nobody
@@ -157,7 +159,7 @@ def _nobody() -> tuple[int, Collection[str]]:
 
 
 class _BatchParser(compat.Parser):
-    """Extracts the messages from a client's input; nats-py's parser handles the rest."""
+    """Extracts the messages from a client's input; nats-py's parser handles all other lines."""
 
     def __init__(
         self,
@@ -202,7 +204,7 @@ class _BatchParser(compat.Parser):
 
 
 def split_messages(data: bytes) -> tuple[list[Message], list[bytes], bytes]:
-    """Return each message, all other lines, and the incomplete rest.
+    """Return the complete messages, the other complete lines, and the bytes after both.
 
     NATS protocol: `MSG <subject> <sid> [reply] <bytes>`, and with headers `HMSG <subject> <sid>
     [reply] <bytes of headers> <bytes>`. Raises ProtocolError.

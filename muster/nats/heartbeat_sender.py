@@ -1,7 +1,7 @@
 """Adapter: NATS: sends a plugin's heartbeats (at an interval) and inventory to the bus.
 
-Changes alone are not reliable, so everything is published again after each (re)connect. Nothing
-waits for the bus, which may never become reachable.
+Changes alone are not reliable, so the whole inventory is published again after each connect and
+periodically. The plugin never waits for the bus, which may never become reachable.
 """
 
 import asyncio
@@ -94,7 +94,9 @@ class Reporter:
         self._snapshot_period_s = snapshot_period_s
         self._boot = _boot()
         self.heartbeat_at = started_at
-        """When the last heartbeat was sent, or the plugin started, in monotonic seconds."""
+        """When the last heartbeat was sent, or else the plugin started or last began to report, in
+        monotonic seconds.
+        """
         self._lag_s = 0.0
         self._sequence = 0
         self._is_draining = False
@@ -227,7 +229,7 @@ def fit_heartbeat(heartbeat: vocabulary.Heartbeat, bytes_max: int) -> vocabulary
 
 
 def first_heartbeat_s(node: str, interval_s: float) -> float:
-    """Return the delay of a node's first heartbeat; it spreads the fleet over the interval."""
+    """Return the delay of a node's first heartbeat; it differs by node, to spread the load."""
     share = int.from_bytes(hashlib.sha256(node.encode()).digest()[:4]) / 2**32
     return share * interval_s
 

@@ -1,7 +1,7 @@
 """Adapter: JetStream: creates streams and buckets, stores, pulls and acknowledges messages.
 
-Publishing is retried until the stream has stored the message, always with the same `Nats-Msg-Id`,
-so that the server drops duplicates.
+If the server does not confirm that it has stored a message, the message is published again with the
+same `Nats-Msg-Id`, so that the server drops duplicates.
 """
 
 import contextlib
@@ -27,7 +27,9 @@ _DUPLICATES_S: Final = 120.0
 
 
 async def create_streams(client: Client, *, replicas: int = 1) -> None:
-    """Create missing streams and buckets and update others; processes may do so concurrently.
+    """Create missing streams and buckets, and update existing ones.
+
+    Several processes may call this at the same time.
 
     The number of replicas is never reduced, so that processes with different settings do not undo
     each other's changes.
@@ -71,10 +73,11 @@ async def create_streams(client: Client, *, replicas: int = 1) -> None:
 
 
 async def _create_bucket(client: Client, bucket: streams.Bucket, *, replicas: int) -> None:
-    """Create a bucket as nats-py does (client.py, create_key_value; 2.16), but set its revision.
+    """Create a bucket as nats-py does (client.py, create_key_value; 2.16).
 
-    With revisions from 1, a process that remembers a lost bucket would mistake every later holder
-    of a lock for an earlier one. The time in ms grows faster than the number of claims.
+    The revisions of a lock start at the time in ms, which grows faster than the number of claims.
+    If they started at 1, a process that remembers a lost bucket would mistake every later holder of
+    the lock for an earlier one.
     """
     config = api.StreamConfig(
         name=f"KV_{bucket.name}",
@@ -105,7 +108,9 @@ ABANDONED_S: Final = 30.0
 _STORE_TIMEOUT_S: Final = 2.0
 _PULL_S: Final = 1.0
 _PULL_BATCH: Final = 500
-"""A plugin's message has at most 49 KiB, and nats-py drops messages while 128 MiB are waiting."""
+"""How many messages are requested together: a plugin's message has at most 49 KiB, and nats-py
+drops messages while 128 MiB are waiting.
+"""
 _FAILURES_LOGGED: Final = 5
 """Log after this many consecutive failures."""
 _FINAL_REFUSALS: Final = (nats.js.errors.BadRequestError, nats.errors.MaxPayloadError)
@@ -120,7 +125,7 @@ _REFUSALS: Final = prometheus_client.Counter(
 
 
 class ConsumerLost(Exception):
-    """The consumer no longer exists on the server."""
+    """A new consumer is needed: this one no longer exists, or did not deliver every message."""
 
 
 class Refused(Exception):
@@ -139,8 +144,8 @@ class Stored(enum.StrEnum):
 class ReadRetry:
     """Waits between attempts to read a stream; logs lasting failures and the recovery.
 
-    Without the log the failure would be invisible: NATS is connected, and unreadable events look
-    like silence.
+    Without the log the failure would be invisible: NATS is connected, and a stream that cannot be
+    read looks like a stream without new events.
     """
 
     def __init__(self, link: connection.Connection, stream: str) -> None:
@@ -177,7 +182,10 @@ async def pull(
     until_empty: bool = False,
     served: Callable[[], None] = _nothing,
 ) -> AsyncGenerator[connection.Message, None]:
-    """Yield a consumer's messages as they arrive; with `until_empty`, only those stored now.
+    """Create a consumer, and yield its messages as they arrive.
+
+    With `until_empty`, only the messages that were stored when the consumer was created are
+    yielded.
 
     This function does not use nats-py's `fetch`, which collects a batch before it returns the first
     message. `served` is called on every answer from the server, even one without a message. Raises
@@ -213,7 +221,7 @@ async def pull(
 
 
 async def ack(message: connection.Message) -> None:
-    """Acknowledge a message; an unreachable server will redeliver it with the same id."""
+    """Acknowledge a message; a server that is unreachable now will redeliver it later."""
     with contextlib.suppress(*connection.LOST):
         await message.ack()
 

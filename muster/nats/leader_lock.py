@@ -24,7 +24,9 @@ from muster.nats import connection, storage, streams
 from muster.service import logs
 
 RETRY_S: Final = 0.25
-"""How often a process without the lock tries to acquire it, which may delay a takeover."""
+"""How long a process without the lock waits before each attempt to acquire it; a takeover may be
+late by this time.
+"""
 
 _RELEASE_S: Final = 0.5
 _HOLDER_CHARS_MAX: Final = 500

@@ -1,9 +1,9 @@
 """Adapter: NATS: the services' storage: values in buckets, and messages in work queues.
 
 Values in a key-value bucket are stored, claimed for a time, and watched. A message in a work queue
-stays until its work is done. It has its own subject, and a newer message on that subject replaces
-it. A message is assigned to one consumer until that consumer reports that the work is done. If the
-consumer ends, its messages are redelivered to the next consumer.
+has its own subject, and stays until a consumer has processed it or a newer message on that subject
+replaces it. It is assigned to one consumer at a time. If the consumer ends before it has processed
+the message, the message is redelivered to the next consumer.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ async def put(
 ) -> bool:
     """Write a value, without a time limit; an empty value deletes the key.
 
-    Returns False if `is_leader` returned False before the value was written (see `Bus.publish`).
+    Returns False if `is_leader` returned False before NATS confirmed the write (see `Bus.publish`).
     Raises `jetstream.Refused`.
     """
     headers = {} if value else {"KV-Operation": "DEL"}
@@ -56,8 +56,8 @@ async def follow(
 ) -> AsyncIterator[tuple[str, bytes] | None]:
     """Yield every key and value of a bucket, then each change; the value of a deleted key is empty.
 
-    None marks the end of the values that existed at first. After an outage everything is yielded
-    again.
+    None follows the values that are stored when reading begins. After an outage, all values and
+    None are yielded again.
     """
     stream, every = _stream(bucket), _subject(bucket, ">")
     config = jetstream.newest_of_each(every)
@@ -95,7 +95,7 @@ async def claim(
 
     A stored value without an expiry is not a claim, and is overwritten: it may be an answer of
     JetStream, which sends answers to any reply subject without checking rights. Raises TimeoutError
-    if no answer arrived in time: the value may or may not be stored.
+    if NATS failed or did not answer in time: the value may or may not be stored.
     """
 
     async def write(client: Client, over: int) -> tuple[streams.Claimed, bool]:
@@ -224,7 +224,7 @@ async def jobs(
 ) -> AsyncIterator[Job]:
     """Yield every message that matches a subject filter.
 
-    The first are the messages that an earlier process received but did not acknowledge. No other
+    This includes messages that an earlier process received but did not acknowledge. No other
     process may use this consumer at the same time.
     """
     config = api.ConsumerConfig(
@@ -262,14 +262,17 @@ async def jobs(
 async def waiting_messages(
     link: connection.Connection, stream: streams.Stream, subject: str
 ) -> list[tuple[str, bytes, Mapping[str, str], int]]:
-    """Return subject, body, headers and sequence of every message; retries without limit."""
+    """Return the newest message on each subject that matches a filter, as in `newest_messages`."""
     return await newest_messages(link, stream, await waiting_subjects(link, stream, subject))
 
 
 async def newest_messages(
     link: connection.Connection, stream: streams.Stream, names: Sequence[str]
 ) -> list[tuple[str, bytes, Mapping[str, str], int]]:
-    """Return the newest message on each of these subjects; retries without limit."""
+    """Return subject, body, headers and sequence of the newest message on each of these subjects.
+
+    Subjects without a message are omitted. Retries without limit.
+    """
     # a work queue delivers only to its workers, so each message is read individually
     retry = jetstream.ReadRetry(link, stream.name)
     while True:
@@ -303,7 +306,7 @@ async def _newest(
 async def waiting_subjects(
     link: connection.Connection, stream: streams.Stream, subject: str
 ) -> list[str]:
-    """Return the subjects with a waiting message; retries without limit."""
+    """Return the subjects that match a filter and have a message; retries without limit."""
     retry = jetstream.ReadRetry(link, stream.name)
     while True:
         client = await link.client()

@@ -31,7 +31,7 @@ def is_no_stream(error: BaseException) -> bool:
 
 
 def log_failure(event: str, reason: BaseException, **details: str) -> None:
-    """Log an error, or a warning if the stream does not exist: health creates it when it starts."""
+    """Log an error, or a warning if the stream does not exist: health creates it at its start."""
     log = logs.logger()
     (log.warning if is_no_stream(reason) else log.error)(event, **details)
 
@@ -91,7 +91,8 @@ class _Consumers(msgspec.Struct):
 async def stored(client: Client, stream: str) -> tuple[int, float]:
     """Return a stream's size in bytes, and its oldest message's age in seconds (server's clock).
 
-    Raises nats-py's errors, including NotFoundError if the stream does not exist.
+    The age is 0 if there is no message. Raises nats-py's errors, including NotFoundError if the
+    stream does not exist.
     """
     info = await _ask(client, f"STREAM.INFO.{stream}", _Info)
     return info.state.bytes, _age_s(info)

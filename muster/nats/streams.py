@@ -5,9 +5,9 @@ decisions, NOTIFICATIONS the notifier's deliveries, and AUDIT what people did in
 service can evict the messages of another. DEAD_LETTERS stores unreadable events and undelivered
 notifications, OUTBOX the notifications to deliver.
 
-A full stream removes its oldest messages, regardless of who published them. So plugins' messages
-are small, and few are stored per subject: a node that floods the stream replaces its own earlier
-messages, and fills only a small part of it.
+Every full stream except OUTBOX removes its oldest messages, regardless of who published them. So
+plugins' messages are small, and few are stored per subject: a node that floods the stream replaces
+its own earlier messages, and fills only a small part of the stream.
 """
 
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ its id.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stream:
-    """One stream. At a limit, new messages replace the oldest, or are refused if `is_queue`."""
+    """One stream. If it is full, new messages replace the oldest, or are refused if `is_queue`."""
 
     name: str
     subjects: tuple[str, ...]
@@ -45,10 +45,9 @@ class Stream:
     """The minimum age that the oldest message of a full stream should have."""
     message_bytes_max: int = _MIB
     duplicate_window_s: float = 600.0
-    """How long duplicates are detected: at least as long as a publisher may retry after an outage.
-    """
+    """How long the server recognises a repeated message by its id and does not store it again."""
     rolls_up: bool = False
-    """Whether a message may replace others (Nats-Rollup); if so, any publisher can empty the
+    """Whether a message may replace earlier ones (Nats-Rollup); if so, any publisher can empty the
     stream.
     """
     is_optional: bool = False
@@ -74,7 +73,7 @@ class Bucket:
 
     @property
     def subjects(self) -> tuple[str, ...]:
-        """The stored subjects: for a lock, only its key, so that others cannot fill the bucket."""
+        """The stored subjects: for a lock, only its key, so that other keys cannot fill it."""
         return (f"$KV.{self.name}.{self.lock_key or '>'}",)
 
 
@@ -171,12 +170,14 @@ LEDGER: Final = Bucket(name="muster_ledger", bytes_max=64 * _MIB, age_max_s=90 *
 LEADER: Final = Bucket(
     name="muster_leader", bytes_max=_MIB, value_bytes_max=1_000, lock_key="health"
 )
-"""The leading health service's claim. The bucket has no limit markers: they would not expire."""
+"""The leading health service's claim. When it expires, NATS stores no delete marker in the bucket,
+because the marker would not expire.
+"""
 TENURE: Final = Bucket(
     name="muster_tenure", bytes_max=_MIB, value_bytes_max=1_000, lock_key="notifier"
 )
-"""The leading notifier's claim is in a separate bucket, so that neither service can take the
-other's lock.
+"""The leading notifier's claim, in a separate bucket, so that neither service can take the other's
+lock.
 """
 SILENCES: Final = Bucket(name="muster_silences", bytes_max=16 * _MIB, value_bytes_max=16_384)
 BUCKETS: Final = (STATE, LEDGER, LEADER, TENURE, SILENCES)
@@ -204,7 +205,7 @@ class Usage:
 
     @property
     def share(self) -> float:
-        """Return the used share of `bytes_max`; a message may be too large even below 1.0."""
+        """The used share of `bytes_max`, 0.0 if unlimited; a message may not fit even below 1.0."""
         return self.stored_bytes / self.bytes_max if self.bytes_max > 0 else 0.0
 
     @property
@@ -224,13 +225,13 @@ class Durable:
 
 
 def stream_of(subject: str) -> Stream | None:
-    """Return the stream that stores a subject or filter, or None."""
+    """Return the stream with the first two tokens of a subject or filter; None if there is none."""
     prefix = ".".join(subject.split(".")[:2])
     return next((s for s in STREAMS if any(x.startswith(f"{prefix}.") for x in s.subjects)), None)
 
 
 def required(subject: str) -> Stream:
-    """Return the stream that stores a subject or filter; there must be one."""
+    """Return the stream with the first two tokens of a subject or filter; there must be one."""
     stream = stream_of(subject)
     assert stream is not None, f"no stream stores {subject}"
     return stream

@@ -18,7 +18,7 @@ import types
 class _Aiohttp(types.ModuleType):
     """Imports aiohttp on first use.
 
-    nats-py uses it only to make a client for WebSockets and to read its messages.
+    nats-py uses aiohttp only to open WebSockets and to read their messages.
     """
 
     def __getattr__(self, name: str) -> object:
@@ -28,7 +28,7 @@ class _Aiohttp(types.ModuleType):
 
 
 def _import_without_aiohttp() -> None:
-    """Import nats-py's transport with a stand-in; all other modules import the real aiohttp."""
+    """Import nats-py's transport with a stand-in for aiohttp, which no other module gets."""
     if "aiohttp" in sys.modules or "nats.aio.transport" in sys.modules:
         return
     sys.modules["aiohttp"] = _Aiohttp("aiohttp")

@@ -1,7 +1,7 @@
 """Adapter: the command line of a service: reads its settings, serves, returns the exit code.
 
 Exit codes: 0 for an orderly stop, 1 for a bug or a broken invariant (with traceback), 2 for invalid
-settings or arguments (one line for each problem on stderr).
+settings or arguments, or if the service cannot start (one line for each problem on stderr).
 """
 
 import argparse
@@ -43,9 +43,9 @@ def main(
     serve: Callable[[Settings], Coroutine[object, object, None]],
     argv: Sequence[str] | None = None,
 ) -> int:
-    """Read the settings of `service` and serve until SIGTERM; return the exit code.
+    """Read the settings of `service` and run `serve`; return the exit code.
 
-    `serve` may raise CannotStart.
+    With `--check`, the settings are only printed. `serve` may raise CannotStart.
     """
     return run(service, shape, lambda current, _: serve(current), argv=argv)
 

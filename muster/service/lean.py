@@ -10,8 +10,8 @@ This is what each trick saves:
     prometheus-client without its HTTP server and client, which probes replace    |
     what `muster.service.start` does for every service                           |  4.1 MiB, 28 ms
     bus, probes and prometheus-client are imported after the registration         | 80 ms
-    the sources and the health of GPUs are imported where there are GPUs          | 15 ms
-    the importers are imported only for another plugin's file                     | 12 ms
+    the modules about GPUs are imported only on nodes with GPUs                   | 15 ms
+    the importers of other plugins' files are imported only for such a file       | 12 ms
 
 The tricks take effect only if this module is imported before all others. The modules that were left
 out can be imported normally afterwards; modules that are already loaded stay loaded.

@@ -1,7 +1,7 @@
 """Adapter: Prometheus: the metrics that every process exports, and their text format.
 
-Counters whose labels are known exist from the start, at 0: otherwise `increase` misses their first
-increment. Counters have no `_created` series, which would double their number.
+Counters whose labels are known exist from the start, at 0: otherwise PromQL's `increase` misses
+their first increment. Counters have no `_created` series, which would double their number.
 """
 
 import math
@@ -40,7 +40,7 @@ def exported(from_registry: registry.CollectorRegistry) -> tuple[str, bytes]:
 
 
 class _Process(registry.Collector):
-    """Exports the version, and the lost log lines for `logs`, which must not import Prometheus."""
+    """Exports the version, and for `logs`, which must not import Prometheus, the lost log lines."""
 
     def collect(self) -> Iterator[core.Metric]:
         """Yield the metrics that every process exports."""

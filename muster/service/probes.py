@@ -1,4 +1,4 @@
-"""Adapter: HTTP: serves /healthz, /readyz and /metrics."""
+"""Adapter: HTTP: serves /healthz, /readyz, /metrics and the routes that a service adds."""
 
 import asyncio
 import contextlib
@@ -37,7 +37,7 @@ def always() -> str | None:
 
 
 def check(problem: Callable[[], str | None]) -> Route:
-    """Turn a check into a probe: 200 while it returns None, otherwise 503 with the problem."""
+    """Return a probe's route: 200 if `problem` returns None, otherwise 503 with the problem."""
 
     def answer() -> Answer:
         reason = problem()
@@ -67,7 +67,7 @@ async def serve(
     """Serve until the block ends; yield the address, `http://host:port`. Port 0 means a free port.
 
     `ready` and `healthy` return a problem, or None. `more` adds routes, such as `/state`, and
-    `queried` adds routes with a query. Raises CannotStart when the port is not available.
+    `queried` adds routes with a query. Raises CannotStart if the address cannot be used.
     """
     unqueried: dict[str, Route] = {
         "/healthz": check(healthy),
@@ -137,7 +137,7 @@ def _respond(routes: Mapping[str, QueriedRoute], head: bytes) -> bytes:
     if path not in routes:
         status, kind, body = 404, "text/plain", "\n".join((*routes, "")).encode()
     elif method not in {b"GET", b"HEAD"}:
-        status, kind, body = 405, "text/plain", b"GET only\n"
+        status, kind, body = 405, "text/plain", b"use GET or HEAD\n"
     else:
         try:
             fields = urllib.parse.parse_qsl(

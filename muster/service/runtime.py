@@ -64,7 +64,7 @@ async def end(task: asyncio.Task[None]) -> None:
 
 
 def failure(task: asyncio.Task[None]) -> BaseException | None:
-    """Return why a task failed, or None if it is running or has succeeded."""
+    """Return why a task failed or was cancelled; None if it is running or has succeeded."""
     if task.cancelled():
         return asyncio.CancelledError()
     return task.exception() if task.done() else None
@@ -73,7 +73,7 @@ def failure(task: asyncio.Task[None]) -> BaseException | None:
 async def attempt(
     step: Coroutine[object, object, None], *, limit_s: float | None = None
 ) -> BaseException | None:
-    """Run a step with a time limit; return why it failed, or None.
+    """Run a step, at most for `limit_s` seconds if given; return why it failed, or None.
 
     asyncio.timeout cancels only once, and within the caller's task: code that drops the
     cancellation would block the caller forever.
@@ -141,9 +141,9 @@ async def drive(
 
 
 async def run(*tasks: Coroutine[object, object, None], stop: asyncio.Event | None = None) -> None:
-    """Run tasks until one ends or fails, or SIGTERM or SIGINT arrives; then end them all.
+    """Run tasks until one ends or fails, or `stop` is set; then end them all.
 
-    The signal sets `stop`, so that a task can distinguish a planned stop from the failure of
+    SIGTERM and SIGINT set `stop`, so that a task can distinguish a planned stop from the failure of
     another task. A failure is raised as in `until_one_ends`.
     """
     stopping = stop or asyncio.Event()

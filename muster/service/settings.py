@@ -100,9 +100,9 @@ def parse(text: bytes, *, source: str) -> list[Any]:
 
 
 def only(documents: list[Any], shape: type[Settings], *, source: str, file: str = "") -> Any:
-    """Return the only document of a file; of manifests, the configuration in a ConfigMap.
+    """Return the only document of a file or, in manifests, the only configuration in a ConfigMap.
 
-    If the manifests of several programs are given, the ConfigMap's file named `file` is used.
+    If any ConfigMap contains a file named `file`, all other files are ignored.
     Returns None for an empty file. Raises BadSettings for several documents, or for manifests
     without exactly one configuration.
     """
@@ -128,7 +128,7 @@ def only(documents: list[Any], shape: type[Settings], *, source: str, file: str 
 
 
 def _trees(text: str, name: str, source: str) -> list[Any]:
-    """Return the documents of a ConfigMap's file; none if it has another format than YAML."""
+    """Return the documents of a ConfigMap's file; empty for a file in one of `_OTHER_FORMATS`."""
     try:
         return parse(text.encode(), source=f"{source}: {name}")
     except BadSettings:

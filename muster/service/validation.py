@@ -55,7 +55,7 @@ class Demanding(Protocol):
     """A type with conditions across its fields."""
 
     def demands(self) -> Iterable[Demand]:
-        """Yield a function for each condition, which yields the problems."""
+        """Yield, for each condition, a function that yields its problems."""
 
 
 class Refused(ValueError):
@@ -90,7 +90,7 @@ def refuse(shape: Demanding) -> None:
 
 
 def whole(items: Iterable[Item | None]) -> Iterator[tuple[int, Item]]:
-    """Yield the valid items with their index."""
+    """Yield index and value of each valid item."""
     return ((at, item) for at, item in enumerate(items) if item is not None)
 
 
@@ -195,7 +195,7 @@ def _below(path: str, name: str) -> str:
 
 
 def _value(kind: Any, value: Any, path: str, problems: list[Problem]) -> Any:
-    """Convert one value: recurse into sections and lists of them; msgspec converts the rest."""
+    """Convert one value: recurse into sections and lists of them; msgspec converts other values."""
     listed, shape = section_in(kind)
     if shape is not None and not listed and isinstance(value, Mapping):
         return _section(shape, value, path, problems)

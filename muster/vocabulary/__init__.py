@@ -147,10 +147,11 @@ BY_TYPE: Final[Mapping[str, type[Event]]] = {event.TYPE: event for event in EVEN
 
 
 def subject_filters(type_pattern: str, node_pattern: str = "*") -> tuple[str, ...]:
-    """Return the NATS filters for the event types and nodes that two shell patterns name.
+    """Return the NATS filters for the event types and nodes that match two shell patterns.
 
     A node pattern with wildcards inside (`gpu-*`) cannot be expressed in a filter and becomes `*`;
-    the reader compares the node as well. Raises ValueError if no event type or no node can match.
+    the caller must also compare the node of each event. Raises ValueError if no event type or no
+    node can match.
     """
     types = [e for e in EVENTS if fnmatch.fnmatchcase(e.TYPE, type_pattern)]
     if not types:

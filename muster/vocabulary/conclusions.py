@@ -96,8 +96,8 @@ class NotificationReason(enum.StrEnum):
     """Why a notification is sent now (Alertmanager notify/dedup_stage.go).
 
     Two are specific to muster. ACKNOWLEDGED: an alert caused a notification and still fires, but is
-    now silenced. CHANGED: a firing alert now has another cause, more devices, or names the first
-    pods.
+    now silenced. CHANGED: a firing alert now has another cause or more devices, or now names its
+    first pods.
     """
 
     FIRST = "first"
@@ -193,10 +193,10 @@ class AlertChanged(facts.Event, frozen=True, kw_only=True):
     """An alert fires, changes or is resolved. Its fingerprint never changes.
 
     The subject of a firing alert may change, for example from a plugin that is down to a node that
-    is down: the newest event with the fingerprint is valid. `change` counts from 0 while the alert
-    fires. `devices` and `pods` have the first of `devices_total` and `pods_total`. `advice` is the
-    first step to take. `flapping` means that the plugin fails repeatedly, regardless of its present
-    problem. `watched` is as in VerdictChanged.
+    is down: the newest event with the fingerprint is valid. `change` is 0 in the first event, and
+    grows with each change. `devices` and `pods` name the first of `devices_total` devices and
+    `pods_total` pods. `advice` is the first step to take. `flapping` means that the plugin fails
+    repeatedly, regardless of its present problem. `watched` is as in VerdictChanged.
     """
 
     TYPE = "alert.changed"

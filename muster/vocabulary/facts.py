@@ -44,14 +44,14 @@ _TOKEN = re.compile(r"[A-Za-z0-9][-A-Za-z0-9_]{0,127}")
 
 
 class Struct(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Base of all messages. Unknown fields are ignored, because a newer sender may add some.
+    """Base of events and their parts. Unknown fields are ignored: a newer sender may add some.
 
-    Messages cannot be part of a reference cycle, so the garbage collector need not check them.
+    These objects cannot be part of a reference cycle, so the garbage collector need not check them.
     """
 
 
 class Evidence(Struct, frozen=True, kw_only=True):
-    """One observation behind a verdict: its source, and a description."""
+    """One observation that supports a conclusion: its source, and a description."""
 
     source: Name
     observed: Text
@@ -121,7 +121,7 @@ def rpc_subject(node: str, plugin: str, verb: str) -> str:
 def check_time(name: str, time: datetime) -> None:
     """Raise ValueError for a time that cannot be sent over the bus."""
     if time.tzinfo is None:
-        raise ValueError(f"{name}: a time without a time zone; use UTC")
+        raise ValueError(f"{name}: the time has no time zone; use UTC")
     if not _YEARS[0] <= time.year < _YEARS[1]:
         # the first and last days of the calendar overflow in another time zone
         raise ValueError(f"{name}: the year {time.year} is out of range")

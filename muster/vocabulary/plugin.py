@@ -1,4 +1,4 @@
-"""Pure: a plugin's messages: its devices and GPUs, their changes, and its heartbeats."""
+"""Pure: a plugin's messages: its life cycle, configuration, devices, GPUs and heartbeats."""
 
 import enum
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ class Condition(enum.StrEnum):
 
 
 class RegistrationReason(enum.StrEnum):
-    """Why a resource was registered with the kubelet: it is new, has changed, or was lost."""
+    """Why a resource must be registered with the kubelet: it is new, has changed, or was lost."""
 
     START = "start"
     KUBELET_SOCKET_REPLACED = "kubelet_socket_replaced"
@@ -98,7 +98,8 @@ class Gpu(facts.Struct, frozen=True, kw_only=True):
 class GpuResource(facts.Struct, frozen=True, kw_only=True):
     """How the GPUs of one resource are shared: `replicas` per GPU, 1 if not shared.
 
-    `was` is the resource's name without sharing. `profile` is empty for whole GPUs.
+    `was` is the resource's name without sharing. `profile` is the MIG profile, empty for whole
+    GPUs.
     """
 
     name: facts.Name
@@ -153,7 +154,7 @@ class PluginStarted(facts.PluginEvent, frozen=True, kw_only=True):
 
 
 class PluginRegistered(facts.PluginEvent, frozen=True, kw_only=True):
-    """The kubelet accepted a registration and opened its stream."""
+    """The kubelet accepted a registration and opened the resource's ListAndWatch stream."""
 
     TYPE = "plugin.registered"
     SUBJECT = "muster.event.{node}.{plugin}.plugin.registered"
@@ -164,7 +165,7 @@ class PluginRegistered(facts.PluginEvent, frozen=True, kw_only=True):
 
 
 class PluginDeregistered(facts.PluginEvent, frozen=True, kw_only=True):
-    """The kubelet no longer lists a resource of this plugin; the plugin is repairing it."""
+    """The kubelet no longer lists a resource of this plugin; the plugin registers it again."""
 
     TYPE = "plugin.deregistered"
     SUBJECT = "muster.event.{node}.{plugin}.plugin.deregistered"
@@ -174,7 +175,7 @@ class PluginDeregistered(facts.PluginEvent, frozen=True, kw_only=True):
 
 
 class PluginStopping(facts.PluginEvent, frozen=True, kw_only=True):
-    """A planned stop. `expected_return_s` is 0 if the plugin is not expected back."""
+    """A plugin stops as planned. `expected_return_s` is 0 if the plugin is not expected back."""
 
     TYPE = "plugin.stopping"
     SUBJECT = "muster.event.{node}.{plugin}.plugin.stopping"
@@ -202,7 +203,7 @@ class InventoryReported(facts.PluginEvent, frozen=True, kw_only=True):
     watched: tuple[watch.Watched, ...] = ()
     """All device plugins and drivers on the node that muster does not run, if it watches them."""
     version: facts.Count = 0
-    """The sequence of the inventory's event, the same on every page."""
+    """The sequence number of the inventory's event, which is the same on every page."""
     page: Annotated[int, msgspec.Meta(ge=0, le=facts.PAGES_MAX - 1)] = 0
     pages: Annotated[int, msgspec.Meta(ge=1, le=facts.PAGES_MAX)] = 1
 
@@ -328,7 +329,7 @@ class Phase(enum.StrEnum):
 
 
 class ResourceBeat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """One resource in a heartbeat. Ages are seconds of the sender's monotonic clock; -1: never."""
+    """One resource in a heartbeat. Ages are in seconds of the sender's clock; -1 means never."""
 
     name: facts.Name = msgspec.field(name="r")
     registered_age_s: float = msgspec.field(name="reg", default=-1.0)
@@ -349,15 +350,15 @@ class ResourceBeat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     """How the kubelet's list differs from the plugin's, and for how long; empty if they agree."""
     degraded: facts.Count = msgspec.field(name="deg", default=0)
     unmonitored: facts.Count = msgspec.field(name="unm", default=0)
-    """How many devices are Healthy, but degraded; and how many cannot be monitored."""
+    """How many Healthy devices cannot be monitored; `degraded` is how many are degraded."""
     kubelet_away: bool = msgspec.field(name="awy", default=False)
     """Whether the resource is unregistered only because the kubelet is down or has just started."""
     extended: bool = msgspec.field(name="ext", default=True)
-    """Whether it is an extended resource, so that the node's allocatable lists it."""
+    """Whether this is an extended resource, which the node's allocatable lists."""
 
 
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """A heartbeat: the status that a plugin reports of itself; also the answer to a probe.
+    """A heartbeat: the status that a plugin reports about itself; also the answer to a probe.
 
     It is sent over core NATS as compact JSON, neither stored nor acknowledged: a missing heartbeat
     is the signal. Heartbeats are ordered by (`instance`, `seq`); `wall` is shown but never

@@ -17,7 +17,9 @@ WATCHED_PREFIX: Final = "watched-"
 """The name prefix of watched plugins; none of muster's own plugins uses it."""
 _NAME_MAX: Final = 40
 _DIGITS: Final = 12
-"""With 8 digits, an attacker could find a name with the same digits in less than a day."""
+"""How many digits of the hash are used: with 8, an attacker could find a name with the same digits
+in less than a day.
+"""
 
 
 class WatchedKind(enum.StrEnum):
@@ -29,7 +31,7 @@ class WatchedKind(enum.StrEnum):
 
 
 class WatchedFinding(enum.StrEnum):
-    """A problem with a watched plugin that can be observed from outside."""
+    """The problem of a watched plugin, as observed from outside; NONE if there is no problem."""
 
     NONE = "none"
     SOCKET_REMOVED = "socket_removed"

@@ -108,8 +108,8 @@ def test_an_older_installation_gets_the_keys_of_new_roles_first() -> None:
     assert plan(older) == []
     older[WANTED.seeds] = Stored({**data, "console.seed": ""})
     assert refused(older) == (
-        "Secret muster-keys: console.seed is empty; correct it, or delete the object, so that it "
-        "is created again"
+        "Secret muster-keys: console.seed is empty; correct the value, or delete the object so "
+        "that it is created again"
     )
 
 
@@ -150,7 +150,7 @@ def test_clients_never_trust_an_authority_that_did_not_sign() -> None:
         (WANTED.passwords[0], {}, "password is missing"),
         (WANTED.passwords[0], {"password": ""}, "password is empty"),
         (WANTED.passwords[0], {"password": "a\n"}, "such as a line feed"),
-        (WANTED.passwords[0], {"password": "1234"}, "password is damaged: a number"),
+        (WANTED.passwords[0], {"password": "1234"}, "password is damaged: it is a number"),
         (WANTED.passwords[0], {"password": "a\ufffd"}, "password is damaged: "),
         (WANTED.passwords[0], {"password": "a@b"}, "cannot be part of an address"),
         (WANTED.gate, {"gate.json": DERIVED["gate.json"]}, "gate.creds is missing"),
@@ -163,7 +163,7 @@ def test_clients_never_trust_an_authority_that_did_not_sign() -> None:
         (
             WANTED.gate,
             {"gate.json": DERIVED["gate.json"], "gate.creds": "xyz"},
-            "gate.creds is damaged: no credentials",
+            "gate.creds is damaged: no valid credentials",
         ),
         (
             WANTED.accounts_conf,
@@ -173,7 +173,7 @@ def test_clients_never_trust_an_authority_that_did_not_sign() -> None:
         (WANTED.certificate, {"tls.crt": "xyz"}, "tls.crt is damaged: not PEM"),
         (WANTED.certificate, {"tls.crt": PEM, "tls.key": PEM[:-9]}, "tls.key is damaged: not PEM"),
         (WANTED.authority, {"ca.crt": PEM.replace("AAAA", "AAA")}, "its content is not base64"),
-        (WANTED.needed[2], {"nats.creds": "x"}, "no credentials"),
+        (WANTED.needed[2], {"nats.creds": "x"}, "no valid credentials"),
         (WANTED.trust, {"ca.crt": "\n"}, "ca.crt is empty"),
         (WANTED.seeds, {**SEEDS.data, "gate.seed": "SU"}, "not a key"),
         (WANTED.seeds, {**SEEDS.data, "gate.seed": SEEDS.data["auth.seed"]}, "kind user"),

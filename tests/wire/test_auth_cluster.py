@@ -259,9 +259,9 @@ def test_what_cannot_be_used_is_named_and_stays(tmp_path: Path) -> None:
             2,
             [],
             (
-                "muster auth cluster: Secret muster-nats-health: password is damaged: a number, or "
-                "has a character that cannot be part of an address, such as a line feed; correct "
-                "it, or delete the object, so that it is created again\n"
+                "muster auth cluster: Secret muster-nats-health: password is damaged: it is a "
+                "number, or has a character that cannot be part of an address, such as a line "
+                "feed; correct the value, or delete the object so that it is created again\n"
             ),
         )
         assert await world.made() == before

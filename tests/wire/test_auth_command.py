@@ -250,7 +250,7 @@ def test_a_file_of_credentials_is_readable_by_its_owner_only(tmp_path: Path, ran
         ),
         (("node", "node-a", "--valid", "99y"), "at most 10y"),
         (("reader", "--name", "two words"), "letters, digits, '-' and '_'"),
-        (("reader", "--name", ""), "--name: empty"),
+        (("reader", "--name", ""), "--name: must not be empty"),
         (("rotate", "operator"), "'operator': must be one of answer, node, reader"),
         (("local-ca", "/proc/nowhere"), "/proc/nowhere"),
         (("local-ca", "x", "--host", "ä ö"), "--host"),
@@ -282,7 +282,7 @@ def test_a_bad_seed_is_named_and_not_repeated(tmp_path: Path, ran: Run) -> None:
     code, _, errors = ran("reader", "--name", "x", "--keys", keys)
     assert (code, errors) == (
         2,
-        f"muster auth reader: {keys}/reader.seed: not a key: its checksum is wrong\n",
+        f"muster auth reader: {keys}/reader.seed: not a key, because its checksum is wrong\n",
     )
 
 

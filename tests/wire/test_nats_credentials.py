@@ -45,7 +45,7 @@ def test_an_invalid_token_is_reported_and_not_repeated(token: Path, text: str) -
     token.write_text(text)
     with pytest.raises(credentials.Unusable) as error:
         credentials.options(URL)
-    assert str(error.value) == f"{token}: no token, or longer than 3,500 characters"
+    assert str(error.value) == f"{token}: expected a token of 1 to 3,500 characters"
 
 
 def test_credentials_are_read_again_and_win_over_a_user_in_the_address(
@@ -68,7 +68,8 @@ def test_credentials_are_read_again_and_win_over_a_user_in_the_address(
         assert len(options["signature_cb"]("nonce")) == 86
     assert len(set(inboxes)) == 2
     file.write_text("nothing")
-    with pytest.raises(credentials.Unusable, match=r"mine: no credentials: the token is missing$"):
+    missing = r"mine: no valid credentials, because the token is missing$"
+    with pytest.raises(credentials.Unusable, match=missing):
         options["user_jwt_cb"]()
     file.unlink()
     with pytest.raises(FileNotFoundError):

@@ -1,8 +1,8 @@
 """Pure: writes nats-server's accounts from `permissions`, for clients with keys.
 
 An operator signs the accounts; an account names the keys that may sign its users. Each role has its
-own signing key with a scope: its owner can create users of that role only, and the account, not the
-user, defines the role's rights (nats-io/jwt v2, scoped signing keys).
+own signing key with a scope: the key's owner can create users of that role only, and the account,
+not the user, defines the role's rights (nats-io/jwt v2, scoped signing keys).
 
 A client with a token instead of credentials is assigned to the account AUTH, for which nats-server
 asks the gate.
@@ -19,7 +19,7 @@ from muster.nats.auth import exports, nkeys, permissions
 
 Claims: TypeAlias = exports.Claims
 Random: TypeAlias = Callable[[int], bytes]
-"""Returns this number of random secret bytes."""
+"""Returns the requested number of random secret bytes."""
 Keyring: TypeAlias = Mapping[str, Sequence[nkeys.Key]]
 """The keys of an installation by their names in `KINDS`; all listed keys are valid, newest first.
 """
@@ -52,10 +52,10 @@ class Role(enum.StrEnum):
 CENTRAL: Final = (Role.HEALTH, Role.LABELER, Role.NOTIFIER, Role.CONSOLE, Role.ADMIN)
 """The roles with a single user."""
 ADDED: Final = ("readers", "labelers", Role.CONSOLE.value)
-"""Keys that were added after the first version; older installations get those that they lack."""
+"""The names of keys that the first version did not have; they are added to its installations."""
 ANSWER: Final = "answer"
 CHANGEABLE: Final = (ANSWER, *Role)
-"""The keys in daily use, each of which can be replaced: the accounts name them."""
+"""The names of the signing keys that can be replaced: accounts.conf lists their public keys."""
 KINDS: Final[Mapping[str, nkeys.Kind]] = {
     "operator": nkeys.Kind.OPERATOR,
     "system": nkeys.Kind.ACCOUNT,
@@ -68,7 +68,7 @@ KINDS: Final[Mapping[str, nkeys.Kind]] = {
     ANSWER: nkeys.Kind.ACCOUNT,
     **{role.value: nkeys.Kind.ACCOUNT for role in Role},
 }
-"""Every key of an installation."""
+"""The kind of every key of an installation, by the key's name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,15 +83,15 @@ class Keys:
     readers: nkeys.Key
     labelers: nkeys.Key
     gate: str
-    """The public key of the only user of the account AUTH."""
+    """The public key of the gate's user in the account AUTH."""
     answers: Sequence[str]
-    """The keys with which the gate may sign its answers."""
+    """The public keys that verify the gate's answers; several during a rotation."""
     roles: Mapping[Role, Sequence[str]]
-    """Keys that may sign users, by role; several during a rotation."""
+    """The public keys that verify users, by role; several during a rotation."""
 
 
 def read_seeds(name: str, text: str) -> list[nkeys.Key]:
-    """Return the keys for the seeds in a text, one per line. Raises ValueError."""
+    """Return the key pairs of the seeds in a text; `name` is in `KINDS`. Raises ValueError."""
     keys = [nkeys.Key.from_seed(seed, KINDS[name]) for seed in text.split()]
     if not keys:
         raise ValueError("empty")
@@ -99,7 +99,7 @@ def read_seeds(name: str, text: str) -> list[nkeys.Key]:
 
 
 def derive(ring: Keyring, *, random: Random, at: float) -> dict[str, str]:
-    """Return accounts.conf, the credentials of each service and the gate's files, by file name.
+    """Return accounts.conf, the gate's files and the credentials of `CENTRAL`, by file name.
 
     `random` returns the requested number of secret bytes.
     """
@@ -149,7 +149,7 @@ def credentials(
     until: float | None = None,
     plugins: Collection[str] = (),
 ) -> str:
-    """Return the .creds file of a new user, signed with keys of the role and its `owner`."""
+    """Return the .creds file of a new user, signed with the newest key of the role."""
     key, account = _new_user(random), ring[owner(role)][0].public
     claims = user(role, key.public, name=name, account=account, until=until, plugins=plugins)
     return nkeys.write_creds(nkeys.encode_jwt(claims, ring[role][0], at=at), key)
@@ -166,7 +166,7 @@ def user(
 ) -> Claims:
     """Return the claims of the user `name`, which a key of the user's role must sign.
 
-    If a role has a single user, the user has the name of the role. The token must not list
+    If a role has a single user, `name` is the name of the role. The token must not list
     rights, because the scope of the signing key defines them. `plugins` are names that a node's
     plugins may use besides `permissions.PLUGIN`.
     """

@@ -1,12 +1,13 @@
 """Pure: plans which Kubernetes objects with NATS passwords or keys to create or sign again.
 
-With passwords, each user of NATS has a Secret. With keys, the Secret `NAME-keys` contains all of
-them; accounts.conf for NATS, the gate's files and the services' credentials are derived from it.
+With passwords, each user of NATS has a Secret. With keys, the Secret `NAME-keys` contains all keys;
+accounts.conf for NATS, the gate's files and all credentials are derived from them.
 The certificate authority in the Secret `NAME-nats-authority` signs NATS' certificate.
 
-Existing objects are never replaced. After an upgrade, the keys of new roles are added to the
-others, and objects that list rights are signed again with the same keys. Objects created by hand
-(`muster auth init`) stay unchanged.
+Existing passwords, keys and certificates are never replaced. After an upgrade, the keys of new
+roles are added to `NAME-keys`; objects that list rights, and credentials whose role has moved to
+another account, are signed again. Lists of rights that were created by hand (`muster auth init`)
+stay unchanged.
 """
 
 import base64
@@ -63,7 +64,7 @@ class Origin(enum.Enum):
 
 @dataclass(frozen=True, slots=True, order=True)
 class Part:
-    """An object, and the name of the file that each of its keys contains."""
+    """A Kubernetes object; `files` has each key of its data and the name of the file in it."""
 
     kind: Kind
     name: str
@@ -75,7 +76,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """The content of an existing part in the cluster; `version` is its annotation `VERSION`."""
+    """The content of an existing part in the cluster; `version` is its annotation, if any."""
 
     data: Mapping[str, str]
     version: str | None = None
@@ -99,7 +100,7 @@ class Wanted:
 
     @property
     def passwords(self) -> tuple[Part, ...]:
-        """The passwords of NATS' users."""
+        """The Secrets with the passwords of NATS' users."""
         users = [*(grant.user for grant in permissions.central()), permissions.gate().user]
         return tuple(_secret(f"{self.name}-nats-{user}", "password") for user in users)
 
@@ -110,12 +111,12 @@ class Wanted:
 
     @property
     def accounts_conf(self) -> Part:
-        """The rights of all roles; NATS includes this file."""
+        """The ConfigMap with the rights of all roles, which NATS includes."""
         return Part(Kind.CONFIG_MAP, f"{self.name}-accounts", (("accounts.conf", "accounts.conf"),))
 
     @property
     def gate(self) -> Part:
-        """The gate's own credentials and the keys that it signs with."""
+        """The Secret with the gate's credentials and signing keys."""
         return _secret(f"{self.name}-gate", "gate.json", "gate.creds")
 
     @property
@@ -125,37 +126,37 @@ class Wanted:
 
     @property
     def needed(self) -> tuple[Part, ...]:
-        """The objects that NATS, the gate and the services need to start; derived from the keys."""
+        """The objects with keys or rights that NATS, the gate and the services need to start."""
         return (*self.signed, *map(self.credentials, _NEEDED))
 
     @property
     def for_people(self) -> tuple[Part, ...]:
-        """The credentials of people and their tools, including the console."""
+        """The Secrets with the credentials of people and their tools, including the console."""
         others = (accounts.Role.READER, accounts.Role.CONSOLE, accounts.Role.ADMIN)
         return tuple(map(self.credentials, others))
 
     def credentials(self, role: accounts.Role) -> Part:
-        """Return the credentials of a role."""
+        """Return the Secret with the credentials of a role."""
         name = f"{self.name}-{role}-creds"
         return Part(Kind.SECRET, name, (("nats.creds", f"{role}.creds"),))
 
     @property
     def authority(self) -> Part:
-        """The authority that signs NATS' certificate; no pod refers to it."""
+        """The Secret with the authority that signs NATS' certificate; no pod refers to it."""
         return _secret(f"{self.name}-nats-authority", "ca.crt", "ca.key")
 
     @property
     def certificate(self) -> Part:
-        """NATS' certificate; only NATS uses it."""
+        """The Secret with NATS' certificate; only NATS uses it."""
         return _secret(f"{self.name}-nats-tls", "tls.crt", "tls.key", "ca.crt")
 
     @property
     def trust(self) -> Part:
-        """The authority's certificate, with which all clients verify NATS."""
+        """The ConfigMap with the authority's certificate, with which all clients verify NATS."""
         return Part(Kind.CONFIG_MAP, f"{self.name}-nats-ca", (("ca.crt", "ca.crt"),))
 
     def parts(self, *, production: bool) -> tuple[Part, ...]:
-        """Return all possible parts in the order of their creation."""
+        """Return all parts in order of creation: passwords, or in production all other parts."""
         if not production:
             return self.passwords
         keys = (self.seeds, self.authority, *self.needed, *self.for_people)
@@ -163,7 +164,7 @@ class Wanted:
 
 
 def plan(name: str, existing: Existing, *, production: bool) -> tuple[Step, ...]:
-    """Return the steps that are possible now; none if all objects exist.
+    """Return the steps that are possible now; empty if nothing needs to be done.
 
     Raises Refused. After these steps, or if another process was faster, more steps may be possible:
     plan again, at most `ROUNDS_MAX` times.
@@ -176,7 +177,8 @@ def plan(name: str, existing: Existing, *, production: bool) -> tuple[Step, ...]
     ]
     if problems:
         raise Refused(
-            f"{'; '.join(problems)}; correct it, or delete the object, so that it is created again"
+            f"{'; '.join(problems)}; correct the value, or delete the object so that it is created "
+            "again"
         )
     if not production:
         return _create(wanted.passwords, existing, Origin.PASSWORD)
@@ -222,8 +224,8 @@ def damage(key: str, text: str) -> str:
         match key.rpartition(".")[2]:
             case "password" if not _PASSWORD.fullmatch(text):
                 return (
-                    "a number, or has a character that cannot be part of an address, such as a "
-                    "line feed"
+                    "it is a number, or has a character that cannot be part of an address, such as "
+                    "a line feed"
                 )
             case "seed":
                 accounts.read_seeds(key.removesuffix(".seed"), text)
@@ -298,7 +300,7 @@ def _plan_certificate(wanted: Wanted, existing: Existing) -> tuple[Step, ...]:
             return (Step(wanted.certificate, Origin.CERTIFICATE),)
     raise Refused(
         f"there is no {wanted.certificate}, and clients trust an authority whose key is not in "
-        f"{wanted.authority}: create the certificate from that authority, or delete "
+        f"{wanted.authority}; create the certificate with that authority's key, or delete "
         f"{wanted.trust}"
     )
 
@@ -339,4 +341,4 @@ def _check_pem(text: str) -> None:
         try:
             base64.b64decode("".join(content.split()), validate=True)
         except ValueError:
-            raise ValueError("not PEM: its content is not base64") from None
+            raise ValueError("not PEM, because its content is not base64") from None

@@ -1,7 +1,8 @@
 """Pure: what the accounts of nats-server export and import, as claims (nats-io/jwt v2).
 
-An account can use a subject of another account only if that account exports it and its own account
-imports it, perhaps under another name. `server_conf` writes the same for users with passwords.
+An account can use a subject of another account only if the other account exports the subject and
+the first account imports it, perhaps under another name. `server_conf` writes these exports and
+imports for users with passwords.
 """
 
 from typing import TypeAlias

@@ -137,14 +137,14 @@ def _text(raw: bytes) -> str:
 
 def _bytes(text: str) -> bytes:
     if len(text) > _KEY_CHARS_MAX:
-        raise BadKey("not a key: too long")
+        raise BadKey("not a key, because it is too long")
     try:
         raw = base64.b32decode(text + "=" * (-len(text) % 8))
     except (binascii.Error, ValueError):
-        raise BadKey("not a key: not base32") from None
+        raise BadKey("not a key, because it is not base32") from None
     # otherwise spare bits and lower case would allow two texts for one key
     if len(raw) <= 2 or _text(raw[:-2]) != text:  # noqa: PLR2004  # the checksum
-        raise BadKey("not a key: its checksum is wrong")
+        raise BadKey("not a key, because its checksum is wrong")
     return raw[:-2]
 
 
@@ -173,7 +173,7 @@ class _Issued(msgspec.Struct, frozen=True):
 
 
 def encode_jwt(claims: Mapping[str, object], key: Key, *, at: float) -> str:
-    """Return claims as a token: `iss`, `iat` and `jti` are added."""
+    """Return claims as a token that `key` signs; `iss`, `iat` and `jti` are added."""
     whole = {**claims, "iss": key.public, "iat": int(at)}
     digest = hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).digest()
     whole["jti"] = base64.b32encode(digest).decode().rstrip("=")
@@ -185,18 +185,18 @@ def encode_jwt(claims: Mapping[str, object], key: Key, *, at: float) -> str:
 def decode_jwt(text: str, shape: type[Claims], kind: Kind) -> Claims:
     """Return the claims of a token that a key of this kind has signed. Raises BadToken."""
     if len(text) > _JWT_CHARS_MAX:
-        raise BadToken("too long")
+        raise BadToken("the token is too long")
     try:
         parts = split_token(text)
         header = msgspec.json.decode(parts.header, type=_Header)
         issuer = msgspec.json.decode(parts.claims, type=_Issued).iss
         claims = msgspec.json.decode(parts.claims, type=shape)
     except (*codec.UNREADABLE, ValueError):
-        raise BadToken("unreadable") from None
+        raise BadToken("the token is unreadable") from None
     if header != _Header(typ="JWT", alg="ed25519-nkey"):
-        raise BadToken("not signed with NATS' algorithm")
+        raise BadToken("the token is not signed with NATS' algorithm")
     if not is_signed(issuer, kind, parts.signed, parts.signature):
-        raise BadToken("not signed by its issuer")
+        raise BadToken("the token is not signed by its issuer")
     return claims
 
 
@@ -220,7 +220,7 @@ Keep this file secret: anyone who holds it can act as you.
 
 
 class BadCredentials(ValueError):
-    """The text is not a .creds file; the message names the missing part."""
+    """The text is not a valid .creds file; the message says why."""
 
 
 class _Membership(msgspec.Struct, frozen=True):
@@ -236,7 +236,7 @@ class _User(msgspec.Struct, frozen=True):
 class Credentials(msgspec.Struct, frozen=True):
     """A user's token, and the seed of the key that proves its ownership.
 
-    `account` is the public key of the user's account; empty if that key signed the token.
+    `account` is the public key of the user's account; empty if the account itself signed the token.
     """
 
     jwt: str
@@ -245,7 +245,7 @@ class Credentials(msgspec.Struct, frozen=True):
     account: str
 
     def sign(self, nonce: str) -> bytes:
-        """Return the signature of a server's nonce."""
+        """Return the signature of a server's nonce, in base64url."""
         key = Key.from_seed(self.seed, Kind.USER)
         return to_base64(key.sign(nonce.encode())).encode()
 
@@ -260,13 +260,13 @@ def read_creds(text: str) -> Credentials:
     jwt, seed = _JWT_IN_FILE.search(text), _SEED_IN_FILE.search(text)
     if jwt is None or seed is None:
         missing = "token" if jwt is None else "seed"
-        raise BadCredentials(f"no credentials: the {missing} is missing")
+        raise BadCredentials(f"no valid credentials, because the {missing} is missing")
     try:
         user = decode_jwt(jwt[1], _User, Kind.ACCOUNT)
         key = Key.from_seed(seed[1], Kind.USER)
     except ValueError as error:
-        raise BadCredentials(f"no credentials: {error}") from None
+        raise BadCredentials(f"no valid credentials ({error})") from None
     if key.public != user.sub:
-        raise BadCredentials("no credentials: the seed does not belong to the token")
+        raise BadCredentials("no valid credentials, because the seed does not belong to the token")
     account = user.nats.issuer_account
     return Credentials(jwt=jwt[1], seed=seed[1], name=user.name, account=account)

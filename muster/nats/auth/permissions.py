@@ -1,8 +1,8 @@
 """Pure: the permissions of each role on the bus; those of a plugin are limited to its node.
 
-A plugin publishes only for its own node, under listed names, on subjects that are enumerated, so
-that their number is bounded. It makes no JetStream requests and only adds messages to a stream.
-Only the service that draws a conclusion may publish it. Each user has its own inboxes.
+A plugin publishes only for its own node and under listed names; the number of subjects on which its
+messages are stored is bounded. It makes no JetStream requests and only adds messages to streams.
+Only the service that draws a conclusion, and admin, may publish it. Each user has its own inboxes.
 
 `server_conf` writes permissions as nats-server's configuration for users with passwords, and
 `accounts` as signed tokens.
@@ -27,13 +27,13 @@ READING: Final = (READERS, LABELER)
 """The accounts that import requests to JetStream."""
 API: Final = "$JS.API"
 IMPORTED_API: Final = "$JS.muster.API"
-"""The prefix of these requests in those accounts, as in a JetStream domain `muster`."""
+"""The prefix of requests to JetStream in `READING`, as in a JetStream domain `muster`."""
 MANY_ANSWERS: Final = ".CONSUMER.MSG.NEXT."
 """Part of the subject of requests that JetStream answers with several messages."""
 LABELS: Final = "muster.label.>"
 HEARTBEATS: Final = "muster.heartbeat.>"
-"""Readers import these as a service, too: nats-server does not export as a stream what an account
-received through a service (server/client.go, processMsgResults; 2.15)."""
+"""READERS exports these as a service to MUSTER: nats-server does not export as a stream what an
+account received through a service (server/client.go, processMsgResults; 2.15)."""
 READER_PAYLOAD_MAX: Final = 16_384
 READER_SUBSCRIPTIONS_MAX: Final = 20
 """Limits for each connection of a reader. A request for a consumer with thousands of filters would
@@ -47,9 +47,9 @@ CALLOUT_S: Final = 4
 CONNECTIONS: Final = "muster.gate.connections"
 """The subject of the gate's requests for the traffic of plugins' connections (CONNZ)."""
 TRAFFIC: Final = "muster.gate.traffic"
-"""The subject of the servers' answers; every gate receives the answers to all gates."""
+"""The subject of the answers to these requests; every gate receives the answers to all gates."""
 DISCONNECT: Final = "muster.gate.disconnect"
-"""The subject of the gate's requests to close a connection (KICK); a server's token follows."""
+"""The subject of the gate's requests to close a connection (KICK); a server's id follows."""
 CLOSED: Final = "muster.gate.closed"
 """The subject on which the gate receives the traffic of a plugin's closed connection."""
 PENALTIES: Final = "muster.gate.penalties"
@@ -114,7 +114,7 @@ class Grant:
 
 
 def inbox(user: str) -> str:
-    """Return the inbox prefix of a user: `_INBOX.<user>`, or `_INBOX` without a user."""
+    """Return the inbox prefix of a user: `_INBOX.<user>`, or `_INBOX` if `user` is empty."""
     return f"_INBOX.{re.sub('[^A-Za-z0-9_-]', '_', user)}" if user else "_INBOX"
 
 
@@ -139,19 +139,19 @@ def node_tag(node: str) -> str:
 
 
 def check_names(names: Collection[str]) -> tuple[str, ...]:
-    """Return the names that the plugins of a node may use. Raises ValueError."""
+    """Return the plugin names of a node. Raises ValueError if any of them is invalid."""
     if not 0 < len(names) <= PLUGIN_NAMES_MAX:
         raise ValueError(f"{len(names)} plugin names; expected 1 to {PLUGIN_NAMES_MAX}")
     for name in names:
         if not _PLUGIN.fullmatch(name):
-            raise ValueError(f"{name!r} is not a plugin name: [a-z0-9-], 1 to 63 characters")
+            raise ValueError(f"{name!r} is not a plugin name; use 1-63 of a-z, 0-9 and inner '-'")
     return tuple(names)
 
 
 def each_plugin() -> Grant:
     """Return the rights of the plugins on the node that a user's tag `node` names.
 
-    The tags `plugin` are additional plugin names. nats-server fills in `{{name()}}` and
+    The tags `plugin` name additional plugins. nats-server fills in `{{name()}}` and
     `{{tag(x)}}`, which must be whole tokens, and drops subjects that a missing tag makes invalid
     (server/auth.go, processUserPermissionsTemplate; 2.15).
     """
@@ -221,7 +221,7 @@ def notifier() -> Grant:
 
 
 def reader(name: str) -> Grant:
-    """Return the rights of an outside tool: to read events, alerts, heartbeats and silences."""
+    """Return an outside tool's rights: to read heartbeats, silences and streams except OUTBOX."""
     return _grant(
         f"reader_{name}" if name else "reader",
         account=READERS,
@@ -275,8 +275,8 @@ def console() -> Grant:
 def admin() -> Grant:
     """Return the rights of an administrator: everything in muster's account, with one exception.
 
-    An administrator may not subscribe to a plugin's requests: NATS would then not report a missing
-    responder, and health would mistake a stopped plugin for a slow plugin.
+    An administrator may not subscribe to the requests to plugins: NATS would then not report a
+    missing responder, and health would mistake a stopped plugin for a slow plugin.
     """
     return Grant(user="admin", publish=(">",), subscribe=(">",), subscribe_denied=("muster.rpc.>",))
 
@@ -385,8 +385,8 @@ def _holds(lock: streams.Bucket) -> tuple[str, ...]:
 def _keeps_streams() -> tuple[str, ...]:
     """Return the rights to create and change streams, and to list and remove their consumers.
 
-    Only one role has these rights: a stream's configuration determines what it accepts and for how
-    long.
+    Only one service has these rights: a stream's configuration determines which messages it accepts
+    and how long it keeps them.
     """
     names = [s.name for s in streams.STREAMS] + [f"KV_{b.name}" for b in streams.BUCKETS]
     kept = [

@@ -35,7 +35,8 @@ EXPORTS: Final = """\
       {stream: "$SYS.SERVER.*.SHUTDOWN", accounts: [MUSTER]}
     ]
 """
-"""The exports of the system account; each account gets only events about its own clients."""
+"""The exports of the system account: events about servers, and for each account about its clients.
+"""
 IMPORTS: Final = """\
     imports: [
       {stream: {account: SYS, subject: "$SYS.ACCOUNT.MUSTER.CONNECT"}, to: muster.nats.connect}
@@ -45,7 +46,7 @@ IMPORTS: Final = """\
       {stream: {account: SYS, subject: "$SYS.SERVER.*.SHUTDOWN"}, to: muster.nats.shutdown.*}
     ]
 """
-"""The subjects on which muster receives these exports."""
+"""The imports of muster's account: its subjects for the events that the system account exports."""
 _PLUGINS_LIMITS: Final = f"""\
     # of each connection
     limits: {{max_payload: {PLUGIN_PAYLOAD_MAX}, max_subscriptions: {PLUGIN_SUBSCRIPTIONS_MAX}}}
@@ -110,11 +111,11 @@ _GATE_IMPORTS: Final = f"""\
       {{stream: {{account: AUTH, subject: "{LIMITED}"}}}}
 """
 ISSUER_FILE: Final = "../nats-gate/issuer.conf"
-"""The file that `muster_gate.issuer` writes, relative to accounts.conf."""
+"""The path, relative to accounts.conf, of the file that `muster_gate.issuer` writes."""
 
 
 def accounts_conf(grants: Iterable[Grant]) -> str:
-    """Return the accounts for nats-server; `password_variable` names each password's variable.
+    """Return accounts.conf for nats-server, with a variable for each password.
 
     With a grant for the gate, nats-server forwards every client without a password to the gate.
     """
@@ -170,12 +171,12 @@ def _callout(grants: Iterable[Grant]) -> str:
 
 
 def password_variable(user: str) -> str:
-    """Return the environment variable that holds a user's password."""
+    """Return the name of the environment variable with a user's password."""
     return f"NATS_PASSWORD_{re.sub('[^A-Z0-9]', '_', user.upper())}"
 
 
 def _longer(block: str, lines: str) -> str:
-    """Append lines to the list that a block contains."""
+    """Return a block with lines appended to its list."""
     return block.removesuffix("    ]\n") + lines + "    ]\n"
 
 
