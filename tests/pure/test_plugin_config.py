@@ -103,7 +103,7 @@ def test_all_errors_are_reported_at_once_with_their_keys(tmp_path: Path) -> None
         (
             "resources[3].groups[0].devices[0]: a.example/d would also advertise nodes of "
             "a.example/c (resources[2].groups[0].devices[0]); exclude them there, or write "
-            "shared: true on one of the two"
+            "shared: true in one of these entries"
         ),
     ]
 
@@ -120,7 +120,7 @@ def test_two_resources_of_one_name_are_refused(tmp_path: Path) -> None:
     simulated_gpus: {}
     """
     assert problems(tmp_path, text) == [
-        ("resources: two are named nvidia.com/gpu; the kubelet would keep only the newer one")
+        "resources: two resources are named nvidia.com/gpu; the kubelet would keep only one"
     ]
 
 

@@ -88,13 +88,16 @@ def test_a_node_gets_exactly_one_of_the_daemonsets_and_the_configuration_that_it
     ("matches", "problem"),
     [
         (["edge-*"], "nodes: no override matches by a label, so one DaemonSet is enough"),
-        ([{KEY: "a*"}], "nodes[0].match: a DaemonSet needs one label with a plain value"),
+        ([{KEY: "a*"}], "nodes[0].match: a DaemonSet needs one label without wildcards"),
         (
             [{KEY: "a", "zone": "b"}],
-            "nodes[0].match: a DaemonSet needs one label with a plain value",
+            "nodes[0].match: a DaemonSet needs one label without wildcards",
         ),
-        ([{KEY: "a"}, {"zone": "b"}], f"nodes: the overrides match by several labels: {KEY}, zone"),
-        ([{KEY: str(number)} for number in range(8)], "nodes: 8 values; at most 7"),
+        (
+            [{KEY: "a"}, {"zone": "b"}],
+            f"nodes: the overrides match by {KEY}, zone; use only one label",
+        ),
+        ([{KEY: str(number)} for number in range(8)], "nodes: 8 values; use at most 7"),
         (
             [{KEY: "a_b"}, {KEY: "a.b"}],
             "nodes: two values would give two DaemonSets the same name",

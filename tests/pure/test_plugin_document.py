@@ -220,10 +220,10 @@ HERE: Final = "resources[0].groups[0].devices[0]"
         ("{path: /dev/a, permissions: rwx}", "permissions: 'rwx' is not a combination"),
         (
             "{path: /dev/a, readOnly: true}",
-            "readOnly: only for a Mount; for a Device write permissi",
+            "readOnly: applies only to a Mount; for a Device write p",
         ),
         ("{regex: a, type: Mount}", "type: a Mount needs a path"),
-        ("{path: /a/b, type: Mount, permissions: r}", "permissions: only for a Device; for a"),
+        ("{path: /a/b, type: Mount, permissions: r}", "permissions: applies only to a Device"),
         ("{regex: '('}", "regex: '(' is not a regular expression: missing )"),
         ("{regex: '(?=a)'}", "regex: '(?=a)' is not a regular expression: invalid perl operator"),
     ],
@@ -247,15 +247,15 @@ def group(groups: str, more: str = "") -> str:
         ),
         (
             group("{devices: [{path: /dev/a}, {path: /dev/b, mountPath: /dev/a}]}"),
-            "resources[0].groups[0].devices: two would have the path /dev/a in the container",
+            "resources[0].groups[0].devices: two entries would have the path /dev/a in the co",
         ),
         (
             group("{devices: [{path: /dev/a}]}, {devices: [{path: /dev/a}]}"),
-            "resources[0].groups[1]: the same as groups[0]; write a larger count",
+            "resources[0].groups[1]: repeats groups[0]; increase that group's count instead",
         ),
         (
             group("{devices: [{udev: {}}]}"),
-            "resources[0].groups[0].devices[0].udev: set subsystem, driver, vendor, product, attr",
+            "resources[0].groups[0].devices[0].udev: set at least one of subsystem, driver, vendor",
         ),
         (group(""), "resources[0].groups: expected a list of at least 1 item, found 0"),
         (
@@ -351,7 +351,7 @@ def test_nodes_that_two_resources_would_both_count_are_refused(
     if clash:
         (parsed,) = problems(text)
         assert parsed.startswith("resources[")
-        assert "write shared: true on one of the two" in parsed
+        assert "write shared: true in one of these entries" in parsed
     else:
         assert len(read(text).resources) == 2
 
@@ -361,7 +361,7 @@ def test_two_resources_of_one_name_are_refused() -> None:
         f"{{name: a.example/a, groups: [{{devices: [{{path: /dev/{node}}}]}}]}}" for node in "ab"
     )
     assert problems(resource(text)) == [
-        "resources: two are named a.example/a; the kubelet would keep only the newer one"
+        "resources: two resources are named a.example/a; the kubelet would keep only one"
     ]
 
 
@@ -372,7 +372,7 @@ def test_more_entries_than_can_be_compared_in_time_are_refused() -> None:
             f"{{name: a.example/r{at}, groups: [{{devices: [{devices}]}}]}}" for at in range(9)
         )
     )
-    assert problems(text) == ["resources: 540 entries in all groups; at most 500"]
+    assert problems(text) == ["resources: all groups together have 540 entries; use at most 500"]
 
 
 @pytest.mark.parametrize(

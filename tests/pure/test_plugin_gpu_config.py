@@ -159,7 +159,10 @@ PROBLEMS: list[tuple[dict[str, Any], list[str]]] = [
             }
         },
         [
-            "gpus.sharing.resources[4].devices: empty; leave the key out to share all",
+            (
+                "gpus.sharing.resources[4].devices: the list is empty; leave the key out to share "
+                "all devices"
+            ),
         ],
     ),
     (

@@ -253,8 +253,8 @@ FLAGS: list[tuple[str, Any, list[str]]] = [
         {},
         [
             (
-                "flags.failOnInitError: true: without a driver muster reports this "
-                "and advertises 0 GPUs until there is one"
+                "flags.failOnInitError: true: without a driver, muster reports "
+                "this and advertises 0 GPUs until it is loaded"
             )
         ],
     ),
@@ -426,8 +426,8 @@ def test_a_flag_goes_before_a_variable_and_that_before_the_file() -> None:
         "health": {"disable": "xids"},
     }
     assert differences(result) == [
-        "MIG_STRATEGY: --mig-strategy takes precedence: 'mixed'",
-        "flags.migStrategy: --mig-strategy takes precedence: 'mixed'",
+        "MIG_STRATEGY: --mig-strategy takes precedence, with 'mixed'",
+        "flags.migStrategy: --mig-strategy takes precedence, with 'mixed'",
     ]
 
 
@@ -442,7 +442,7 @@ def test_a_switch_is_read_as_go_reads_it(text: str, expected: Any) -> None:
 def test_a_flag_has_one_dash_or_two_and_an_unknown_one_is_reported() -> None:
     result = nvidia.read(None, arguments=["-mig-strategy=single", "--kubeconfig", "/x", "-v=4"])
     assert gpus(result) == {"migStrategy": "single"}
-    assert differences(result) == ["'--kubeconfig': not a setting of GPUs; left out"]
+    assert differences(result) == ["'--kubeconfig': is not a setting of GPUs and is left out"]
 
 
 MANIFESTS: Final = """
@@ -527,8 +527,8 @@ FORK: list[tuple[str, Any]] = [
     ("gpu:a:b:4", "gpu:a:b:4' is not original:new:replicas"),
     ("gpu:a:x", "gpu:a:x': replica must be an integer"),
     ("gpu:a:1.5", "gpu:a:1.5': replica must be an integer"),
-    ("gpu:a:0", "nvidia.com/gpu: 0 replicas; must be -1, or 1 to 1000"),
-    ("gpu:a:-2", "nvidia.com/gpu: -2 replicas; must be -1, or 1 to 1000"),
+    ("gpu:a:0", "nvidia.com/gpu: 0 replicas; the number must be -1, or 1 to 1000"),
+    ("gpu:a:-2", "nvidia.com/gpu: -2 replicas; the number must be -1, or 1 to 1000"),
     ("gpu:a:4294967295", "gpu:a:4294967295': replica must be an integer"),
     ("gpu:a:2,gpu:b:3", "nvidia.com/gpu is named twice"),
     ("gpus:a:1", "nvidia.com/gpus: no GPU or MIG device has this name, so none can be renamed"),

@@ -111,7 +111,7 @@ def test_a_config_map_of_smarter_is_read_as_it_is() -> None:
     assert resources(text, Format.SMARTER) == (each("^vcsm.*$", 20),)
     assert differences(text, Format.SMARTER) == []
     assert imported(text, Format.SMARTER).losses == (
-        "[1]: Jetson GPUs (/sys/devices/gpu.N): they have no device node",
+        "[1]: Jetson GPUs (/sys/devices/gpu.N) have no device node",
     )
 
 

@@ -195,7 +195,7 @@ CASES: Final[list[tuple[str, str, config_settings.Format, dict[str, Any], list[s
         XAVIER,
         SMARTER,
         {"resources": [per_match("^nvhost-.*$", 20)]},
-        ["[1]: Jetson GPUs (/sys/devices/gpu.N): they have no device node"],
+        ["[1]: Jetson GPUs (/sys/devices/gpu.N) have no device node"],
     ),
     (
         "generic's DaemonSet",
@@ -390,7 +390,7 @@ def test_what_only_one_of_several_configurations_does_is_said_with_its_name() ->
 def test_what_a_chart_ignores_is_said() -> None:
     imported = files.import_peer(NVIDIA_VALUES.encode(), source="FILE", peer=NVIDIA)
     assert imported.differences[:2] == (
-        "failOnInitError: 'false' is not true or false: NVIDIA's chart ignores it",
+        "failOnInitError: 'false' is not true or false; NVIDIA's chart ignores it",
         "nodeSelector: belongs in the values of muster's chart",
     )
 
@@ -424,10 +424,10 @@ def test_a_variable_that_cannot_be_honoured_is_refused_in_one_line() -> None:
         files.import_peer(b"{}", source="FILE", peer=NVIDIA, environment=variables)
     assert refused.value.problems == [
         (
-            "DEVICE_DISCOVERY_STRATEGY: 'tegra': muster finds GPUs through NVML only; "
-            "it finds neither Tegra nor VFIO devices"
+            "DEVICE_DISCOVERY_STRATEGY: 'tegra' is not supported; muster finds GPUs through NVML "
+            "only; it finds neither Tegra nor VFIO devices"
         ),
-        "CONFIG_FILE: '/config/config.yaml': pass this file with --config",
+        "CONFIG_FILE: '/config/config.yaml' is not supported; pass this file with --config",
     ]
 
 

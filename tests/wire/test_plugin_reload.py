@@ -191,7 +191,7 @@ def test_a_second_plugin_for_the_same_resource_refuses_to_start(root: Path) -> N
                     2,
                     (
                         f"muster-plugin: another plugin on this node serves {owner}; stop that "
-                        "plugin first, or set handover_s to wait for it (now 0)\n"
+                        "plugin first, or increase handover_s to wait longer for it (now 0 s)\n"
                     ),
                 )
 
@@ -282,10 +282,13 @@ def test_the_variables_of_nvidias_plugin_are_honoured_or_refused_at_the_start(ro
             2,
             "",
             [
-                "muster-plugin: CONFIG_FILE: '/config/config.yaml': pass this file with --config",
                 (
-                    "muster-plugin: CDI_FEATURE_FLAGS: 'a': muster writes no CDI spec for GPUs; "
-                    "pass the option to nvidia-ctk cdi generate"
+                    "muster-plugin: CONFIG_FILE: '/config/config.yaml' is not supported; "
+                    "pass this file with --config"
+                ),
+                (
+                    "muster-plugin: CDI_FEATURE_FLAGS: 'a' is not supported; muster writes no CDI "
+                    "spec for GPUs; pass the option to nvidia-ctk cdi generate"
                 ),
             ],
         )

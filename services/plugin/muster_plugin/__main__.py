@@ -1,7 +1,7 @@
 """Adapter: runs the plugin's process, and reloads its settings when they change.
 
 Sockets and registration come first, because they make devices usable. The bus and the HTTP probes
-are imported and connected afterwards. The plugin also works without the bus.
+are imported and started afterwards. The plugin also works without the bus.
 """
 
 from muster.service import lean  # isort: skip  # before everything else
@@ -36,7 +36,7 @@ lean.end_imports()
 _RETRY_S: Final = 0.05
 _PREDECESSOR_ENDS_S: Final = 2.0
 _LISTED_TIMEOUT_S: Final = 10.0
-"""How long to wait for the kubelet to list all resources; a predecessor waits longer."""
+"""How long a successor waits until all resources are listed; its predecessor waits longer."""
 _FILES_OF_PROCESS: Final = 128
 _FILES_PER_RESOURCE: Final = 8
 """The maximum number of open files per resource.
@@ -63,7 +63,7 @@ def main() -> int:
 
 
 async def serve(chosen: settings.Settings, source: entry.Source[settings.Settings]) -> None:
-    """Serve the node's devices until SIGTERM. Raises CannotStart or BadSettings."""
+    """Serve until SIGTERM or a replacement of the GPU driver. Raises CannotStart or BadSettings."""
     node = _node(chosen)
     handing = handover.Handover(_socket_directories(chosen)[0] / _handover_socket(chosen), node)
     acquired = asyncio.Event()
@@ -111,7 +111,7 @@ def _resolved(chosen: settings.Settings) -> object:
 def _for_this_node(
     chosen: settings.Settings,
 ) -> tuple[str, settings.NodeConfiguration]:
-    """Return the node's name and configuration. Raises CannotStart if nothing can be served."""
+    """Return the node's name and configuration. Raises CannotStart if the settings are unusable."""
     name = entry.node_name(chosen.node)
     _check(chosen)
     try:
@@ -121,7 +121,7 @@ def _for_this_node(
 
 
 def _node(chosen: settings.Settings) -> node_wiring.Node:
-    """Create the node without scanning its devices. Raises CannotStart or BadSettings."""
+    """Remove stale sockets and locks; return the node. Raises CannotStart or BadSettings."""
     name, configuration = _for_this_node(chosen)
     logs.configure("plugin", level=chosen.log.level, node=name)
     if not chosen.labels and any(not isinstance(each.match, str) for each in chosen.nodes):
@@ -146,10 +146,10 @@ def _node(chosen: settings.Settings) -> node_wiring.Node:
 async def _hand_over(
     node: node_wiring.Node, handing: handover.Handover, acquired: asyncio.Event
 ) -> None:
-    """Complete the takeover from a predecessor, if there is one; then wait for a successor.
+    """Complete the takeover from a predecessor, if there is one; then hand over to successors.
 
-    Raises CannotStart if the kubelet does not list the resources; the predecessor then keeps
-    serving them.
+    Raises CannotStart if the kubelet does not list the resources in time; the predecessor then
+    keeps serving them.
     """
     await acquired.wait()
     if handing.sockets:
@@ -157,7 +157,10 @@ async def _hand_over(
         while not node.resource_plugins.all_listed:
             if time.monotonic() >= until:
                 problems = [f"{beat.name}: {beat.problem}" for beat in node.statuses()]
-                raise entry.CannotStart(f"cannot take over: {'; '.join(problems)}")
+                raise entry.CannotStart(
+                    "cannot take over from the older process of this plugin: the kubelet does not "
+                    f"list every resource ({'; '.join(problems)})"
+                )
             await asyncio.sleep(_RETRY_S)
         node.resource_plugins.expect_drops(time.monotonic() + _PREDECESSOR_ENDS_S)
         await handing.finish()
@@ -184,7 +187,7 @@ async def _acquire_resources(
         if time.monotonic() >= until:
             raise entry.CannotStart(
                 f"another plugin on this node serves {other}; stop that plugin first, or "
-                f"set handover_s to wait for it (now {chosen.handover_s:g})"
+                f"increase handover_s to wait longer for it (now {chosen.handover_s:g} s)"
             )
         if handing.can_ask:
             before, reason = reason, await handing.request()
@@ -206,7 +209,7 @@ def _socket_directories(chosen: settings.Settings) -> list[Path]:
 
 
 def _handover_socket(chosen: settings.Settings) -> str:
-    """Return the path of the socket over which two processes of this plugin hand over."""
+    """Return the handover socket's path, relative to the kubelet's socket directory."""
     return f"{plugin_sockets.LOCK_DIRECTORY}/{chosen.name}.sock"
 
 
@@ -221,9 +224,9 @@ def _new_runner() -> machine.MachineRunner[In, Out]:
 def _gpus(
     chosen: settings.Settings, configuration: settings.NodeConfiguration, node: str
 ) -> "evaluation.GpuEvaluator | None":
-    """Return the source of the node's GPUs with their health rules.
+    """Return what observes and evaluates the node's GPUs; None if no GPUs are configured.
 
-    None if no GPUs are configured. Raises BadSettings if the policy file cannot be used.
+    Raises BadSettings if the policy file cannot be used.
     """
     if configuration.gpus is None:
         return None
@@ -255,7 +258,7 @@ def _foreign(peer: settings.Format, text: bytes, source: str) -> dict[str, objec
 
 
 def _check(chosen: settings.Settings) -> None:
-    """Raise CannotStart for problems that would otherwise end the process after registration."""
+    """Raise CannotStart if a directory or the HTTP address in the settings cannot be used."""
     problem = plugin_sockets.problem(
         Path(chosen.kubelet.directory) / settings.SOCKET_DIRECTORY, serves=chosen.serves
     )
@@ -274,7 +277,7 @@ def _check(chosen: settings.Settings) -> None:
 
 
 def _resources_max() -> int:
-    """Raise the open-file limit; return how many resources it allows."""
+    """Raise the open-file limit; return the maximum number of resources that are served."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     if most == resource.RLIM_INFINITY:
@@ -301,7 +304,7 @@ class Reloader:
         self._files = blocking.Serial()
         self._policy: Path | None = None
         self._stamps: tuple[_Stamp | None, ...] = ()
-        """The stamps of the files at the last read; an empty tuple forces a new read."""
+        """The stamps of the files at the last check; an empty tuple forces a new read."""
 
     async def run(self) -> None:
         """Read the settings when their file changes or on SIGHUP; apply them if they are valid."""
@@ -329,7 +332,7 @@ class Reloader:
         self._read_requested.set()
 
     async def _may_have_changed(self) -> bool:
-        """Return whether a file may have changed; the watch covers whole directories."""
+        """Return whether the settings file or the policy file may have changed."""
         files = [self._file, *([self._policy] if self._policy else [])]
         before, self._stamps = self._stamps, ()
         with contextlib.suppress(TimeoutError):

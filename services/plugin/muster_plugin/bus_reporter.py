@@ -88,11 +88,11 @@ class BusReporter:
         return self._node.snapshot(at)
 
     def publish_to(self, publish: Callable[[vocabulary.Event], None]) -> None:
-        """Publish the buffered events and all later events with this function."""
+        """Publish the buffered events and all later events with `publish`."""
         self._node.event_log.publish_to(publish)
 
     def stop_reason(self) -> vocabulary.StopReason | None:
-        """Return why the plugin stops on purpose; None after a failure."""
+        """Return why the plugin stops on purpose; None if it does not."""
         if self._node.handed_over.is_set():
             return vocabulary.StopReason.UPGRADE
         return self._node.stop_reason if self._node.stopping.is_set() else None

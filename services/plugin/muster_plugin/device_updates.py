@@ -1,4 +1,4 @@
-"""Adapter: publishes changes to devices and to the pods that hold them, and records events.
+"""Adapter: publishes device changes, finds the pods that hold devices, and records events.
 
 Changes go to the kubelet first, then to the log and the bus, so that no pod gets a device after
 subscribers were informed that it is broken. The kubelet's podresources API reports which pod holds
@@ -166,7 +166,7 @@ class EventLog:
         return bool(changes)
 
     def record_shortage(self, resource: str, shortage: str) -> bool:
-        """Record the shortage of devices, or an empty text for none; return whether it changed."""
+        """Record a shortage of devices (empty if there is none); return whether it changed."""
         if shortage == self._shortages.get(resource, ""):
             return False
         self._shortages[resource] = shortage
@@ -302,7 +302,7 @@ class UpdatePublisher:
                 self.heartbeat_due.set()
 
     def name_pods(self, at: datetime) -> None:
-        """Publish faults again, with the pods, when the pods that hold the devices become known."""
+        """Publish again, with their pods, the faults of devices whose pods have become known."""
         self.record(self._faults_without_pods.named(self._devices.pods_holding, at))
 
     def record_problems(self, problems: Iterable[str]) -> None:
@@ -391,6 +391,6 @@ class PodDevices:
                 self._plugins[resource].on_compared(displaced, rivals)
 
     def _sent_at(self, resource: str, now: float) -> float | None:
-        """Return when the list was sent; None if the kubelet may not have processed it yet."""
+        """Return when the list was last sent; None until the kubelet has had time to process it."""
         plugin = self._plugins.get(resource)
         return plugin.counters.sent_at if plugin and plugin.machine.has_settled(now) else None

@@ -43,7 +43,7 @@ class ForeignPlugins:
 
     @property
     def watched(self) -> tuple[vocabulary.Watched, ...]:
-        """All watched plugins."""
+        """All watched plugins; empty until watching begins."""
         return self.watcher.watched if self.watcher is not None else ()
 
     def on_listing(self, listing: podresources.Listing | None) -> None:
@@ -52,7 +52,7 @@ class ForeignPlugins:
             self.watcher.on_listing(listing)
 
     def tasks(self) -> tuple[Coroutine[object, object, None], ...]:
-        """Return the watch task; empty if watching is disabled."""
+        """Return the watch task as a tuple, which is empty if watching is disabled."""
         return (self._run(),) if self._chosen.watch.enabled else ()
 
     async def _run(self) -> None:

@@ -53,13 +53,13 @@ class Collector(registry.Collector):
         )
         check = self._node.pods.check
         for name, text, count in (
-            ("allocatable", "Advertised devices that the kubelet offers.", check.allocatable_count),
+            ("allocatable", "Devices that the kubelet offers to pods.", check.allocatable_count),
             ("allocated", "Devices that containers hold.", check.allocated_count),
         ):
             counted = ((each, count(each)) for each in self._node.resource_plugins)
             yield _gauge(
                 f"muster_plugin_devices_{name}",
-                f"{text} No series while the kubelet does not report it.",
+                f"{text} No series while the kubelet does not report them.",
                 ["resource"],
                 (([resource], devices) for resource, devices in counted if devices is not None),
             )
@@ -76,7 +76,7 @@ class Collector(registry.Collector):
         )
         yield _gauge(
             "muster_plugin_gpu_active_faults",
-            "Active faults of GPUs and their parts, by effect.",
+            "Active faults of GPUs and their parts, by effect and code.",
             ["effect", "code"],
             sorted(inventory.fault_counts().items()),
         )
@@ -110,7 +110,7 @@ class Collector(registry.Collector):
         )
         yield _gauge(
             "muster_plugin_device_list_sent_timestamp_seconds",
-            "When the device list was last sent to the kubelet, which is when it last changed.",
+            "When the device list was last sent to the kubelet; 0 if it was never sent.",
             ["resource"],
             (
                 ([resource], metrics.timestamp(plugin.counters.sent_at))

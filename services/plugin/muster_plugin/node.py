@@ -37,13 +37,13 @@ _PODS: Final = "pods"
 _SOCKETS: Final = "sockets"
 _LEAVE_BUS_TIMEOUT_S: Final = 1.0
 _STUCK_S: Final = 120.0
-"""The maximum age of a check: three of the longest periods, plus the time of a slow check."""
+"""The maximum age of a check: three times the longest period, plus the time of a slow check."""
 
 Acquire = Callable[[], Awaitable[None]]
 
 
 class Node:
-    """Runs everything that the plugin does on its node, except the bus and the HTTP probes.
+    """Connects device discovery, the inventory, the resource plugins and publishing.
 
     `new_runner` creates a machine's runner. Raises ValueError if the node's resources conflict.
     """
@@ -71,7 +71,7 @@ class Node:
         """Set while a successor on this node serves the resources and reports to the bus."""
         self.taken_back = asyncio.Event()
         self.left_bus = asyncio.Event()
-        """Set while this process does not use the bus."""
+        """Set while this process has left the bus to a successor."""
         self.event_log = device_updates.EventLog(name, settings.name)
         self._resources_max = resources_max
         self._root = Path(settings.kubelet.directory)
@@ -140,7 +140,7 @@ class Node:
         return self._gpus is not None
 
     def stuck(self, now: float) -> str | None:
-        """Return which periodic check has not run for too long, as text; None if there is none."""
+        """Return which check, of sockets or devices, is overdue, as text; None if neither is."""
         for kind in (_SOCKETS, _DEVICES):
             age_s = now - self._checked_at.get(kind, self.started_at)
             if age_s > _STUCK_S:
@@ -148,7 +148,7 @@ class Node:
         return None
 
     def snapshot(self, at: datetime) -> vocabulary.InventoryReported:
-        """Return the whole inventory as an event; report a problem if it does not fit."""
+        """Return the inventory as an event; if it must be shortened, record this as a problem."""
         event, problem = self.inventory.snapshot(at)
         if problem != self._snapshot_problem:
             self._snapshot_problem = problem
@@ -158,7 +158,10 @@ class Node:
     # Called by resource plugins
 
     async def missing_paths(self, paths: Sequence[str]) -> str:
-        """Return which host paths are missing, as text; if any is, scan the devices again first."""
+        """Return which host paths are missing, as text, after a new scan; empty if none is missing.
+
+        Raises TimeoutError if the check of the paths takes too long.
+        """
         gone = await self._host_paths.missing(paths)
         if not gone:
             return ""
@@ -168,7 +171,7 @@ class Node:
         return f"{', '.join(gone)}: no such file or directory"
 
     async def existing_paths(self, paths: Sequence[str]) -> frozenset[str]:
-        """Return which of these host paths exist."""
+        """Return which of these host paths exist. Raises TimeoutError as `missing_paths` does."""
         return await self._host_paths.present(paths)
 
     def on_listing_changed(
@@ -198,11 +201,7 @@ class Node:
     # Tasks
 
     def tasks(self, acquire: Acquire | None = None) -> tuple[Coroutine[object, object, None], ...]:
-        """Return all tasks that run as long as the process does.
-
-        No resource is served before `acquire` returns; it waits until no other plugin serves any of
-        them.
-        """
+        """Return the node's tasks; resources are served only after `acquire` has returned."""
         return (
             self._run_plugins(acquire),
             self.resource_plugins.watch_sockets(self._on_sockets_checked),
@@ -254,7 +253,7 @@ class Node:
         )
 
     def set_gpu_policy(self, policy: "xid_policy.Policy", health: "gpus.Health") -> None:
-        """Evaluate the health of GPUs, if they are watched, by new rules from now on."""
+        """Apply new rules for the health of GPUs from now on, if GPUs are watched."""
         if self._gpus is not None:
             self._gpus.use_rules(policy, health)
 
@@ -294,7 +293,7 @@ class Node:
         await self.resource_plugins.run()
 
     async def _watch_devices(self) -> None:
-        """Scan the devices periodically, and whenever their directories change."""
+        """Scan the devices periodically, and whenever a watched directory changes."""
         async with self._scanner.scan_times(self._cdi_specs.directories) as scan_times:
             async for _ in scan_times:
                 await self.scan_devices()
@@ -363,7 +362,7 @@ class Node:
         )
 
     def _start_if_all_seen(self) -> None:
-        """Begin to wait for the kubelet's answers if device nodes and GPUs were scanned."""
+        """Begin to wait for the kubelet's answers if device nodes and watched GPUs were scanned."""
         if self._first_scan_done.is_set() and (
             self._gpus is None or self._planner.gpu_scan is not None
         ):
@@ -371,7 +370,7 @@ class Node:
             self._reason = _Reason.DEVICE_APPEARED
 
     def _plan(self) -> list[vocabulary.PluginEvent]:
-        """Update the inventory from the last scans; start and stop resource plugins to match."""
+        """Update the inventory and the resource plugins from the last scans; return the changes."""
         planner, devices = self._planner, self.inventory
         plan, configured = planner.plan(self._resources_max, standing=devices.resources)
         devices.gpus = planner.gpus

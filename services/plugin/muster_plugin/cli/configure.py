@@ -68,7 +68,7 @@ _Default = Annotated[
     str,
     Parameter(
         show_default=False,
-        help="Which of NVIDIA's configurations applies to nodes without a label.",
+        help="Which of NVIDIA's configurations applies to nodes whose labels select none.",
     ),
 ]
 
@@ -92,7 +92,7 @@ class Options:
     ] = ()
     kubelet_directory: Annotated[
         str,
-        Parameter(show_default=False, help="The kubelet's socket directory; overrides the file."),
+        Parameter(show_default=False, help="The kubelet's directory; overrides kubelet.directory."),
     ] = ""
 
 
@@ -129,7 +129,7 @@ def validate(file: _File, /, options: Options = _DEFAULTS) -> None:
         output.warn("config", f"{file}: warning: {warning}")
     summary = _counted(on_node)
     if configuration.nodes and not (options.node or options.label):
-        summary += " on every node, and more on some nodes: show these with --node and --label"
+        summary += " by default; to show a node with overrides, use `show` with --node or --label"
     elif options.node:
         summary += f" on {options.node}"
     output.show(f"{file}: can be used; {summary}")
@@ -221,7 +221,7 @@ def print_daemonsets(file: _File, manifests: _Manifests, /) -> None:
     objects = daemonsets.objects_of(settings.parse(_text(manifests), source=manifests))
     plugins = daemonsets.plugins_of(objects)
     if len(plugins) != 1:
-        problem = f"{len(plugins)} DaemonSets that run muster_plugin; expected one"
+        problem = f"found {len(plugins)} DaemonSets that run muster_plugin; expected one"
         raise settings.BadSettings([f"{manifests}: {problem}"])
     try:
         made = daemonsets.for_labels(configuration, plugins[0])
@@ -235,7 +235,7 @@ def print_daemonsets(file: _File, manifests: _Manifests, /) -> None:
         entry = f"{{plugin: {plugin}, {daemonsets.name_of(each)}}}"
         output.warn("config", f"add to health's cluster.plugins: {entry}")
     listed = msgspec.json.encode(names).decode()
-    output.warn("config", f"set the gate's variable MUSTER_GATE__PLUGINS: '{listed}'")
+    output.warn("config", f"set the gate's variable MUSTER_GATE__PLUGINS to '{listed}'")
 
 
 def schema() -> dict[str, Any]:
@@ -286,7 +286,7 @@ def _read(file: str, options: Options) -> config_settings.Settings:
 def _on_node(
     file: str, options: Options, configuration: config_settings.Settings
 ) -> config_settings.NodeConfiguration:
-    """Return the configuration of the node named in the options or the file, else of any node.
+    """Return the configuration of the node named in the options or the file, or of an unnamed node.
 
     Raises BadSettings.
     """
@@ -305,13 +305,13 @@ def _on_node(
 
 def _checked_domain(domain: str | None, form: config_settings.Format) -> str | None:
     if domain and form is not config_settings.Format.GENERIC:
-        raise settings.BadSettings(["--domain: only for resources of generic-device-plugin"])
+        raise settings.BadSettings(["--domain: applies only to resources of generic-device-plugin"])
     return domain or None
 
 
 def _checked_default(default: str, form: config_settings.Format) -> str:
     if default and form is not config_settings.Format.NVIDIA:
-        raise settings.BadSettings(["--default: only for configurations of NVIDIA's plugin"])
+        raise settings.BadSettings(["--default: applies only to configurations of NVIDIA's plugin"])
     return default
 
 

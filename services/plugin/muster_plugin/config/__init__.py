@@ -1,5 +1,6 @@
 """Defines, reads and imports the plugin's configuration.
 
-`settings` defines all settings, with `resources` for device nodes and `gpus` for GPUs. `files`
-reads configuration files, and `importers` converts those of other plugins.
+`settings` defines all settings, with `resources` for device nodes, `gpus` for GPUs and `watch` for
+plugins that muster does not run. `files` reads configuration files, `importers` converts those of
+other plugins, and `daemonsets` generates DaemonSets for the label values in `nodes`.
 """

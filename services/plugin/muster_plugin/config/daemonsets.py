@@ -89,12 +89,12 @@ def _label(nodes: Sequence[settings.NodeOverride]) -> tuple[str, list[str]]:
             continue
         (key, value), *more = node.match.items()
         if more or _PATTERN.search(value):
-            problems.append(f"nodes[{at}].match: a DaemonSet needs one label with a plain value")
+            problems.append(f"nodes[{at}].match: a DaemonSet needs one label without wildcards")
         keys[key] = values[value] = None
     if len(keys) > 1:
-        problems.append(f"nodes: the overrides match by several labels: {', '.join(keys)}")
+        problems.append(f"nodes: the overrides match by {', '.join(keys)}; use only one label")
     if len(values) >= vocabulary.PLUGINS_MAX:
-        problems.append(f"nodes: {len(values)} values; at most {vocabulary.PLUGINS_MAX - 1}")
+        problems.append(f"nodes: {len(values)} values; use at most {vocabulary.PLUGINS_MAX - 1}")
     if not keys:
         problems.append("nodes: no override matches by a label, so one DaemonSet is enough")
     if problems:
@@ -118,7 +118,7 @@ def _for_value(base: Manifest, key: str, value: str) -> Manifest:
     try:
         msgspec.convert(name, vocabulary.PluginName)
     except msgspec.ValidationError:
-        problem = f"{name}: not a valid plugin name; shorten the label's value"
+        problem = f"{name} is not a valid plugin name; shorten the label's value"
         raise validation.Refused([f"nodes: {problem}"]) from None
     _set_variable(made, _NAME, name)
     _set_variable(made, _LABELS, _text({key: value}))
@@ -126,7 +126,7 @@ def _for_value(base: Manifest, key: str, value: str) -> Manifest:
 
 
 def _plain(daemonset: Manifest) -> Manifest:
-    """Return a copy without the fields that the API server adds."""
+    """Return a copy without the fields that the API server and kubectl add."""
     made = copy.deepcopy(daemonset)
     made.pop("status", None)
     metadata = _below(made, "metadata")

@@ -1,7 +1,7 @@
 """Adapter: reads device configuration files, muster's or another plugin's.
 
-A file may also be the Kubernetes manifest that contains the configuration. Unusable content raises
-settings.BadSettings with every problem, and no other exception.
+A file may also be Kubernetes manifests or Helm values that contain the configuration. Unusable
+content raises settings.BadSettings with every problem, and no other exception.
 """
 
 import functools
@@ -65,8 +65,8 @@ def import_peer(
 ) -> base.ImportedConfiguration:
     """Return another plugin's configuration, converted to muster's. Raises settings.BadSettings.
 
-    `domain` replaces the domain in generic-device-plugin's file or flags. If NVIDIA's
-    plugin has several configurations, `default` names the one for nodes without a label. If this
+    `domain` replaces the domain in generic-device-plugin's file or flags. If NVIDIA's plugin has
+    several configurations, `default` names the one for nodes whose labels select none. If this
     process replaces NVIDIA's plugin, `environment` contains the variables of this process.
     """
     variables: nvidia.Variables = ()
@@ -127,7 +127,7 @@ def _nvidia(
     content = _nvidia_content(documents)
     files = _files(content, peer, source) if content else []
     if default and len(files) <= 1:
-        raise settings.BadSettings([f"--default: {source} does not have several configurations"])
+        raise settings.BadSettings([f"--default: {source} has only one configuration"])
     if content is None:
         return nvidia.read(_only(documents, source), (), variables)
     environment = (*variables, *content.environment)

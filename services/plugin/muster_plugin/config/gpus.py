@@ -1,6 +1,6 @@
 """Pure: the configuration of GPUs: names, sharing, container options, placement and health.
 
-It covers all settings of NVIDIA's device plugin; `importers.nvidia` converts them. A selector
+`importers.nvidia` converts the settings of NVIDIA's device plugin to these settings. A selector
 (`model.gpu`) is the index of a GPU (`0` or "0"), the indexes of a GPU and its MIG device ("0:1"),
 or a uuid ("GPU-...", "MIG-..."). In a pattern for a product's name, `*` matches anything. In a
 file, keys are in camel case (`migStrategy`), except keys that end with a unit (`poll_s`).
@@ -52,7 +52,7 @@ def _path_problems(field: str, path: str) -> Iterator[str]:
 
 
 class MigStrategy(enum.StrEnum):
-    """How MIG devices are advertised: not at all, as `gpu` if all are identical, or by profile."""
+    """How MIG devices are advertised: not at all, as GPUs if all are identical, or by profile."""
 
     NONE = "none"
     SINGLE = "single"
@@ -78,8 +78,9 @@ class DeviceIds(enum.StrEnum):
 class Placement(enum.StrEnum):
     """Which GPUs are preferred for a request.
 
-    `aligned` prefers the best connected GPUs and spreads replicas; `exclusive` spreads replicas and
-    rejects a request for two replicas of one GPU.
+    `aligned` prefers the best connected GPUs and spreads replicas. `distributed` spreads replicas
+    over the GPUs, `packed` fills one GPU first, and `exclusive` spreads replicas and rejects a
+    request for two replicas of one GPU.
     """
 
     ALIGNED = "aligned"
@@ -106,7 +107,7 @@ class Naming(errors.Checked, frozen=True, kw_only=True, omit_defaults=True, rena
     mig: Pattern = ""
 
     def problems(self) -> Iterator[str]:
-        """Yield the problems of this section; each begins with the key of its setting."""
+        """Yield the problems of this section; a problem of one setting begins with its key."""
         yield from _name_problems("name", self.name)
         if bool(self.product) == bool(self.mig):
             yield "set either product (for GPUs) or mig (a profile)"
@@ -139,14 +140,14 @@ class Shared(errors.Checked, frozen=True, kw_only=True, omit_defaults=True, rena
         return self.devices if isinstance(self.devices, tuple) else ()
 
     def problems(self) -> Iterator[str]:
-        """Yield the problems of this section; each begins with the key of its setting."""
+        """Yield the problems of this section; a problem of one setting begins with its key."""
         yield from _name_problems("name", self.name)
         if self.rename:
             yield from _name_problems("rename", self.rename)
         if (self.replicas is None) != self.per_gb:
             yield "set either replicas or perGb: true"
         if self.devices == ():
-            yield "devices: empty; leave the key out to share all"
+            yield "devices: the list is empty; leave the key out to share all devices"
         yield from (f"devices{problem}" for problem in gpu.selector_problems(self.listed_devices))
 
 
@@ -173,7 +174,7 @@ class Sharing(errors.Checked, frozen=True, kw_only=True, omit_defaults=True, ren
         return tuple(dict.fromkeys([*kept, *map(self.advertised_name, of_it)]))
 
     def problems(self) -> Iterator[str]:
-        """Yield the problems of this section; each begins with the key of its setting."""
+        """Yield the problems of this section; a problem of one setting begins with its key."""
         for at, shared in enumerate(self.resources):
             if self.rename_by_default and not shared.rename:
                 yield from _name_problems(f"resources[{at}].name", shared.name + SHARED_SUFFIX)
@@ -220,7 +221,7 @@ class ContainerOptions(errors.Checked, frozen=True, kw_only=True, omit_defaults=
     imex: Imex = Imex()
 
     def problems(self) -> Iterator[str]:
-        """Yield the problems of this section; each begins with the key of its setting."""
+        """Yield the problems of this section; a problem of one setting begins with its key."""
         for repeated in errors.duplicates([*self.device_list]):
             yield f"deviceList: {repeated} is listed twice"
         for name, path in [
@@ -247,7 +248,7 @@ class Health(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rena
     cooldown_s: Annotated[float, msgspec.Meta(ge=0, le=86_400)] = 60.0
 
     def __post_init__(self) -> None:
-        """Refuse a relative path."""
+        """Refuse an invalid path."""
         errors.raise_if_any(_path_problems("policy", self.policy))
 
 
@@ -290,7 +291,7 @@ class Gpus(errors.Checked, frozen=True, kw_only=True, omit_defaults=True, rename
         return products and (parts or self.mig_strategy is not MigStrategy.SINGLE)
 
     def problems(self) -> Iterator[str]:
-        """Yield the problems of this section; each begins with the key of its setting."""
+        """Yield the problems of this section; a problem of one setting begins with its key."""
         yield from (
             f"exclude{problem}" for problem in gpu.selector_problems(self.exclude, products=True)
         )

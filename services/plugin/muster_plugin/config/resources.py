@@ -50,7 +50,7 @@ class Registration(enum.StrEnum):
 
 
 class Usb(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A USB device; ids are four hexadecimal digits in quotes; an empty serial matches all."""
+    """A USB device; ids are four hexadecimal digits in quotes; an empty serial matches any."""
 
     vendor: UsbId
     product: UsbId
@@ -74,7 +74,7 @@ class Udev(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def __post_init__(self) -> None:
         """Refuse an entry that would match everything."""
         if not (self.subsystem or self.driver or self.vendor or self.product or self.attrs):
-            raise ValueError("set subsystem, driver, vendor, product, attrs or several of them")
+            raise ValueError("set at least one of subsystem, driver, vendor, product, attrs")
 
 
 class Entry(
@@ -153,11 +153,11 @@ class Entry(
     def _type_problems(self) -> Iterator[str]:
         match self.type:
             case NodeType.DEVICE if self.read_only:
-                yield "readOnly: only for a Mount; for a Device write permissions: r"
+                yield "readOnly: applies only to a Mount; for a Device write permissions: r"
             case NodeType.MOUNT if not self.path:
                 yield "type: a Mount needs a path"
             case NodeType.MOUNT if self.permissions != "rw":
-                yield "permissions: only for a Device; for a Mount write readOnly: true"
+                yield "permissions: applies only to a Device; for a Mount write readOnly: true"
             case _:
                 pass
 
@@ -179,7 +179,7 @@ class Group(errors.CheckedInParts, frozen=True, kw_only=True, omit_defaults=True
             if not entry.mount_path.endswith("/") and (entry.mount_path or entry.is_literal)
         ]
         for path in errors.duplicates(paths):
-            yield f"devices: two would have the path {path} in the container"
+            yield f"devices: two entries would have the path {path} in the container"
 
 
 class Expect(msgspec.Struct, frozen=True, kw_only=True):
@@ -263,7 +263,7 @@ class Resource(
         for at, group in validation.whole(self.groups):
             if group in self.groups[:at]:
                 first = self.groups.index(group)
-                yield f"groups[{at}]: the same as groups[{first}]; write a larger count"
+                yield f"groups[{at}]: repeats groups[{first}]; increase that group's count instead"
 
     def _match_problems(self) -> Iterator[str]:
         for at, group in validation.whole(self.groups if self.per_match else ()):

@@ -1,4 +1,4 @@
-"""Pure: the plugin's settings: devices to advertise, kubelet, bus, heartbeat interval.
+"""Pure: the plugin's settings: the devices to advertise, and the settings of the process.
 
 The devices are in schema v1 (`Document`): for every node, with overrides for some nodes. The other
 keys of the file concern the process; changing those requires a restart.
@@ -55,7 +55,7 @@ class NodeConfiguration(errors.CheckedInParts, frozen=True, kw_only=True, omit_d
 
 
 class NodeOverride(errors.CheckedInParts, frozen=True, kw_only=True, omit_defaults=True):
-    """An override for some nodes; each resource replaces the resource of the same name.
+    """An override for some nodes; each resource is added, or replaces that of the same name.
 
     `match` is a shell pattern for the node's name, or labels with a shell pattern for each value.
     `gpus` replaces the whole section; null means no GPUs.
@@ -84,7 +84,7 @@ class NodeOverride(errors.CheckedInParts, frozen=True, kw_only=True, omit_defaul
 
     def _match_problems(self) -> Iterator[str]:
         if not self.match:
-            yield "match: empty; write resources for every node at the top level"
+            yield "match: must not be empty; write resources for every node at the top level"
 
     def _empty_problems(self) -> Iterator[str]:
         if not self.resources and self.gpus is msgspec.UNSET:
@@ -132,7 +132,7 @@ class Document(
 def name_problems(
     resources: Resources, gpus: config_gpus.Gpus | None, nodes: Sequence[NodeOverride | None]
 ) -> Iterator[str]:
-    """Yield a problem for each name that two resources have, on every node or on some nodes."""
+    """Yield a problem for each name that two resources have, at the top level or in an override."""
     yield from _repeated(resources, gpus)
     for at, override in validation.whole(nodes):
         repeated = _repeated(override.resources, override.gpus or None)
@@ -140,7 +140,7 @@ def name_problems(
 
 
 def overlap_problems(resources: Resources, nodes: Sequence[NodeOverride | None]) -> Iterator[str]:
-    """Yield a problem for each pair of resources that certainly match the same device nodes.
+    """Yield a problem for each entry whose nodes another resource's entry certainly matches too.
 
     If there are too many entries to compare, that is the only problem.
     """
@@ -149,7 +149,7 @@ def overlap_problems(resources: Resources, nodes: Sequence[NodeOverride | None])
     everything = [resource for entries in lists for _, resource in validation.whole(entries)]
     count = sum(len(group.devices) for resource in everything for group in resource.groups)
     if count > _ENTRIES_MAX:
-        yield f"resources: {count} entries in all groups; at most {_ENTRIES_MAX}"
+        yield f"resources: all groups together have {count} entries; use at most {_ENTRIES_MAX}"
         return
     yield from _overlaps(resources)
     for at, override in overrides:
@@ -159,14 +159,14 @@ def overlap_problems(resources: Resources, nodes: Sequence[NodeOverride | None])
 def _repeated(resources: Resources, gpus: config_gpus.Gpus | None) -> Iterator[str]:
     named = [resource.name for _, resource in validation.whole(resources) if not resource.per_match]
     for name in errors.duplicates([*named, *(gpus.names() if gpus else ())]):
-        yield f"resources: two are named {name}; the kubelet would keep only the newer one"
+        yield f"resources: two resources are named {name}; the kubelet would keep only one"
 
 
 def _overlaps(resources: Resources) -> Iterator[str]:
     for narrow, wide in overlaps(claims(resources)):
         yield (
             f"{narrow.key}: {narrow.resource} would also advertise nodes of {wide.resource} "
-            f"({wide.key}); exclude them there, or write shared: true on one of the two"
+            f"({wide.key}); exclude them there, or write shared: true in one of these entries"
         )
 
 
@@ -259,7 +259,7 @@ class _Directory(errors.Checked, frozen=True, kw_only=True):
 
 
 class Kubelet(_Directory, frozen=True, kw_only=True):
-    """Where the kubelet keeps its sockets."""
+    """The kubelet's directory; its sockets are in subdirectories."""
 
     directory: FilePath = "/var/lib/kubelet"
 
@@ -285,7 +285,7 @@ class SimulatedGpus(msgspec.Struct, frozen=True, kw_only=True):
     faults: FilePath | None = None
 
     def __post_init__(self) -> None:
-        """Refuse a relative path."""
+        """Refuse an invalid path."""
         if self.faults:
             errors.raise_if_any(errors.prefixed("faults", errors.path_problems(self.faults)))
 
@@ -334,7 +334,7 @@ class Settings(
         return self.for_node(node, self.labels)
 
     def hash_for(self, node: str) -> str:
-        """Return a hash of one node's device configuration, without other settings.
+        """Return a hash of the settings that determine one node's devices.
 
         Health accepts a new hash as the reason for fewer devices. Raises ValueError like `at`.
         """

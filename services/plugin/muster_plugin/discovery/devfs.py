@@ -52,9 +52,9 @@ def scan(
     entries_max: int = ENTRIES_MAX,
     depth_max: int = DEPTH_MAX,
 ) -> Scan:
-    """Return all nodes that these entries may match, by path; `scan_result` selects from these.
+    """Return the nodes that these entries may match, sorted by path, and the directories to watch.
 
-    Attributes and USB devices are read only if an entry needs them.
+    Attributes and USB devices are read only if an entry needs them; `scan_result` selects nodes.
     """
     entries = tuple(entries)
     walk = _Walk(root, entries_max=entries_max, depth_max=depth_max)
@@ -319,7 +319,7 @@ def _numa(levels: Sequence[str]) -> int | None:
 
 
 def _ids(levels: Iterable[str]) -> tuple[str, str]:
-    """Return the hexadecimal vendor and product ids of the nearest USB or PCI device, if any."""
+    """Return the vendor and product ids of the nearest USB or PCI device; empty if none exists."""
     for level in levels:
         if vendor := _read(f"{level}/idVendor"):
             return vendor.lower(), (_read(f"{level}/idProduct") or "").lower()

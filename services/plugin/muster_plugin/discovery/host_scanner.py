@@ -43,7 +43,7 @@ class HostScanner:
         self.directories: frozenset[Path] = frozenset()
         """The directories whose changes may change the result of a scan."""
         self.changed = asyncio.Event()
-        """Set when `directories` has changed, so that new directories are watched."""
+        """Set to request another scan, for example after `directories` has changed."""
         self._dev = blocking.Latest(devfs.Scan())
         self._elsewhere = blocking.Latest(devfs.Scan())
         self._planning = blocking.Serial()
@@ -81,7 +81,7 @@ class HostScanner:
         return await self._planning.run(plan, timeout_s=None)
 
     async def scan(self, entries: Sequence[resources.Entry]) -> scan_result.ScanResult:
-        """Return all nodes that these entries may match, and report the scans that hang."""
+        """Return all nodes that these entries may match; the problems name the scans that hang."""
         dev_entries = [entry for entry in entries if _is_below_dev(entry)]
         others = [entry for entry in entries if not _is_below_dev(entry)]
         dev, elsewhere = await asyncio.gather(

@@ -62,7 +62,7 @@ async def scan_times(
 
     `directories` is called again after every scan. A directory that is watched for the first time
     causes another scan, because changes before the watch were not seen. While a directory cannot be
-    watched, the period is one second. Close the generator with `aclosing`.
+    watched, the period is at most one second. Close the generator with `aclosing`.
     """
     changed = changed or asyncio.Event()
     clock, budget = asyncio.get_running_loop().time, CpuBudget(share)
@@ -137,7 +137,7 @@ _REST_MAX_S: Final = 5.0
 class CpuBudget:
     """A token bucket that limits one kind of work to a `share` of CPU time; 1 means no limit.
 
-    The debt is limited to what one rest repays, so an expensive scan does not delay all later ones.
+    A rest lasts at most 5 s, so that an expensive scan does not delay all later scans.
     """
 
     def __init__(self, share: float) -> None:

@@ -142,7 +142,7 @@ _KeyedRows = Sequence[tuple[str, resources.Group, Row]]
 def _keyed_rows(
     resource: resources.Resource, index: scan_result.NodeIndex, problems: list[str]
 ) -> _KeyedRows:
-    """Return every row with its group and the key that names its unit; report duplicates."""
+    """Return each row with its group and its unit's key; leave out and report duplicates."""
     taken: dict[str, int] = {}
     keys = []
     for number, group in enumerate(resource.groups):
@@ -256,7 +256,7 @@ def _container_path(entry: resources.Entry, match: scan_result.Match) -> str:
 
 
 def _numa(values: Iterable[int | None]) -> int | None:
-    """Return the NUMA node if exactly one is known; with several, a hint would be wrong."""
+    """Return the NUMA node if exactly one is known, else None, because a hint could be wrong."""
     numbers = {numa for numa in values if numa is not None and numa >= 0}
     return numbers.pop() if len(numbers) == 1 else None
 
@@ -264,7 +264,7 @@ def _numa(values: Iterable[int | None]) -> int | None:
 def _unique_units(
     name: str, units: Iterable[advertised.Unit], problems: list[str]
 ) -> tuple[advertised.Unit, ...]:
-    """Sort units by id, and drop duplicates."""
+    """Return the units sorted by id; leave out and report units whose id is taken."""
     by_id: dict[str, advertised.Unit] = {}
     for unit in sorted(units, key=lambda unit: (unit.id, unit.physical)):
         first = by_id.setdefault(unit.id, unit)

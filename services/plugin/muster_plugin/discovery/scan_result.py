@@ -75,7 +75,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ScanResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of a scan. `problems` list the paths that could not be read, with reasons."""
+    """The result of a scan. `problems` name the paths that were not fully scanned, with reasons."""
 
     nodes: tuple[Node, ...] = ()
     problems: tuple[str, ...] = ()

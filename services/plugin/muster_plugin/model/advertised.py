@@ -45,7 +45,7 @@ class Mount(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Unit(msgspec.Struct, frozen=True, kw_only=True):
-    """One device as the kubelet sees it, with an id. Replicas of one device share its `physical`.
+    """One device as the kubelet sees it. Replicas of one device have the same `physical`.
 
     `identity` names the device for each entry in the group, by the entry's number; the numbers may
     change with the configuration.

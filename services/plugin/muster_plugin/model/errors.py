@@ -1,4 +1,4 @@
-"""Pure: reports problems of the configuration, one message each, which begins with the key."""
+"""Pure: reports problems of the configuration; a problem of one setting begins with its key."""
 
 import collections
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,7 +16,7 @@ class Checked(msgspec.Struct, frozen=True, kw_only=True):
         raise_if_any(self.problems())
 
     def problems(self) -> Iterator[str]:
-        """Yield the problems of this section; each begins with the key of its setting."""
+        """Yield the problems of this section; a problem of one setting begins with its key."""
         raise NotImplementedError
 
 
@@ -50,7 +50,7 @@ def duplicates(values: list[str]) -> Iterator[str]:
 
 
 quoted = validation.quoted
-"""Returns the value as the user wrote it, short enough for a line."""
+"""Returns the user's value as YAML, short enough for a line."""
 
 
 def listed(items: Sequence[str], *, most: int) -> str:

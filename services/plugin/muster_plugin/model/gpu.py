@@ -92,7 +92,7 @@ class TopologyLevel(enum.IntEnum):
 
 
 class Link(msgspec.Struct, frozen=True, kw_only=True):
-    """How two GPUs are connected; `nvlinks` are direct links, not links to a switch."""
+    """How two GPUs are connected; `nvlinks` counts direct links, not links to a switch."""
 
     level: TopologyLevel = TopologyLevel.SYSTEM
     nvlinks: int = 0
@@ -110,7 +110,7 @@ class UnreadableGpu(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Poll(msgspec.Struct, frozen=True, kw_only=True):
-    """The state of one GPU; None means unknown, never bad.
+    """The state of one GPU; a value that is None is unknown.
 
     `error` is NVML's name for the error if the GPU did not answer, such as GPU_IS_LOST.
     """

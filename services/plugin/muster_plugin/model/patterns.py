@@ -63,7 +63,7 @@ class Glob:
         return len(self._parts) in reached
 
     def _skips(self, at: int) -> set[int]:
-        """Return the position after each `**` in a row from `at`: it may match no directory."""
+        """Return the position after each `**` in a row from `at`; `**` may match nothing."""
         positions = set()
         while at < len(self._parts) and self._parts[at] is None:
             at += 1

@@ -4,6 +4,6 @@
 use: it reads values as the other plugin does, and searches the Kubernetes manifests that deploy it;
 `helm_values` reads the values of its chart. `smarter_and_generic` converts files of
 smarter-device-manager and generic-device-plugin. `nvidia`, with `nvidia_settings` and `iktos`,
-converts those of NVIDIA's plugin, and `nvidia_nodes` converts several of them, selected by a node
-label.
+converts those of NVIDIA's plugin, and `nvidia_nodes` converts several such files, each selected
+by a node label.
 """

@@ -1,10 +1,10 @@
 """Pure: what all importers share: reads values as the other plugin does, reports ignored keys.
 
 A problem is a setting that the other plugin refuses too, or that has a different meaning in muster.
-A loss is behaviour of the other plugin that muster does not reproduce, such as serving devices
-without a resource. A difference is a setting that works, but not in exactly the same way. The
-configuration may be inside the Kubernetes manifests that deploy the plugin: a ConfigMap, or the
-arguments of a DaemonSet. Either is then parsed like a file.
+A loss is behaviour of the other plugin that muster does not reproduce, such as writing a CDI spec
+for GPUs. A difference is a setting that works, but not in exactly the same way. The configuration
+may be inside the Kubernetes manifests that deploy the plugin: in a ConfigMap, or in the arguments
+and variables of a DaemonSet.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -185,11 +185,11 @@ def put(ours: dict[str, object], path: str, value: object) -> None:
 
 
 class ManifestContent(msgspec.Struct, frozen=True, kw_only=True):
-    """The configuration in manifests: files of ConfigMaps, and values of `--device`.
+    """The configuration in manifests or Helm values: files, and values of `--device` or `--domain`.
 
     `arguments` and `environment` are those of all containers, in the order of the manifests;
     `elsewhere` are the variables whose values are not in the manifests (`valueFrom`, `envFrom`).
-    `default` names the file for nodes without a label, if there are several files.
+    `default` names the file for nodes whose labels select none, if there are several files.
     """
 
     files: tuple[tuple[str, str], ...]
@@ -223,7 +223,7 @@ def find_in_manifests(documents: Sequence[object]) -> ManifestContent | None:
 
 
 def cluster_policy(documents: Sequence[object]) -> Mapping[object, object] | None:
-    """Return the `spec` of the GPU operator's ClusterPolicy among manifests; None without one."""
+    """Return the `spec` of the GPU operator's ClusterPolicy in manifests; None if there is none."""
     for manifest in _manifests(documents):
         spec = manifest.get("spec")
         if manifest.get("kind") == "ClusterPolicy" and isinstance(spec, Mapping):

@@ -29,7 +29,7 @@ _FLAGS: Final = {
 }
 _CDI: Final = {"nvidiaHookPath": "NVIDIA_CDI_HOOK_PATH", "featureFlags": "CDI_FEATURE_FLAGS"}
 _OF_FILE: Final = frozenset({"version", "flags", "sharing", "imex"})
-"""Keys of NVIDIA's file, which do not exist in the charts."""
+"""Keys of NVIDIA's file that do not exist in the values of the charts."""
 _OF_PODS: Final = ("nodeSelector", "affinity", "tolerations", "runtimeClassName")
 _OPERATOR_STRATEGY: Final = "single"
 
@@ -85,7 +85,7 @@ def _of_chart(values: Mapping[object, object]) -> base.ManifestContent:
             words = (
                 f"{errors.quoted(value)} is not {'true or false' if kind is bool else 'a string'}"
             )
-            reader.note_difference(key, f"{words}: NVIDIA's chart ignores it")
+            reader.note_difference(key, f"{words}; NVIDIA's chart ignores it")
     for key in _OF_PODS:
         if values.get(key):
             reader.note_difference(key, "belongs in the values of muster's chart")

@@ -74,7 +74,7 @@ def _add(
             shared.append({"name": original, "replicas": count, **rename})
         case _:
             what = f"{original}: {count} replicas"
-            reader.reject(path, f"{what}; must be -1, or 1 to {gpus.REPLICAS_MAX}")
+            reader.reject(path, f"{what}; the number must be -1, or 1 to {gpus.REPLICAS_MAX}")
 
 
 def _qualified(name: str) -> str:

@@ -66,9 +66,10 @@ def has_settings(
 
 
 def of_process(environment: Mapping[str, str]) -> tuple[Variables, list[str]]:
-    """Return the variables that NVIDIA's plugin would read, and a text for each unsupported one.
+    """Return the variables that can be imported, and a problem for each that cannot.
 
-    NVIDIA_VISIBLE_DEVICES is in neither list, because it is meant for the container runtime.
+    Both lists leave out NVIDIA_VISIBLE_DEVICES, which is meant for the container runtime, and the
+    variables of GPU feature discovery (`GFD_...`).
     """
     variables: list[tuple[str, str]] = []
     refused: list[str] = []
@@ -82,7 +83,7 @@ def of_process(environment: Mapping[str, str]) -> tuple[Variables, list[str]]:
             elif value not in setting.defaults:
                 is_file = setting is nvidia_settings.CONFIG_FILE
                 why = "pass this file with --config" if is_file else setting.instead
-                refused.append(f"{name}: {errors.quoted(value)}: {why}")
+                refused.append(f"{name}: {errors.quoted(value)} is not supported; {why}")
     return variables, refused
 
 
@@ -131,7 +132,7 @@ def read(
 def _note_unread(reader: base.Reader, arguments: Sequence[str], elsewhere: Sequence[str]) -> None:
     for flag in dict.fromkeys(text.partition("=")[0] for text in arguments):
         if flag.startswith("--") and flag not in _FLAGS:
-            reader.note_difference(errors.quoted(flag), "not a setting of GPUs; left out")
+            reader.note_difference(errors.quoted(flag), "is not a setting of GPUs and is left out")
     for variable in dict.fromkeys(elsewhere):
         if variable in _VARIABLES:
             reader.note_loss(variable, "its value is not in the manifests (valueFrom)")
@@ -199,7 +200,7 @@ def _effective(
     for other in values[1:]:
         if _plain(other.value) != _plain(values[0].value):
             winner = errors.quoted(values[0].value)
-            reader.note_difference(other.path, f"{values[0].path} takes precedence: {winner}")
+            reader.note_difference(other.path, f"{values[0].path} takes precedence, with {winner}")
     return values[0] if values else None
 
 

@@ -34,7 +34,7 @@ def read(
 ) -> base.ImportedConfiguration:
     """Return the default configuration; the others become overrides. Raises ImportRejected.
 
-    `default` is empty if the user named no default.
+    `default` is empty if neither the user nor the manifests name a default.
     """
     names = [name for name, _ in files]
     problems = [f"{name}: two configurations have this name" for name in errors.duplicates(names)]
@@ -56,7 +56,7 @@ def read(
     others = [name for name in names if name != chosen]
     problems += [f"{name}: no label can have this value" for name in others if not _is_label(name)]
     if len(others) > _NODES_MAX:
-        problems.append(f"{len(names)} configurations; at most {_NODES_MAX + 1}")
+        problems.append(f"{len(names)} configurations; use at most {_NODES_MAX + 1}")
     if problems:
         raise base.ImportRejected(problems)
     rules = settings.Document(
@@ -81,7 +81,7 @@ def _is_label(name: str) -> bool:
 
 
 def _merged(lines: dict[str, tuple[str, ...]]) -> tuple[str, ...]:
-    """Return the lines of each configuration, prefixed with its name, then their common lines."""
+    """Return each configuration's own lines, prefixed with its name, then the common lines."""
     common = set.intersection(*map(set, lines.values()))
     own = [f"{name}: {line}" for name, each in lines.items() for line in each if line not in common]
     first = next(iter(lines.values()))

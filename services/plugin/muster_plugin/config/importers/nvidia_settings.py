@@ -22,7 +22,7 @@ from muster_plugin.model import advertised, errors, gpu
 _ANY_VALUE: Final[Mapping[str, str]] = {}
 _LABELER: Final = "the labeler sets the labels and does not need this setting"
 CDI_SPEC: Final = (
-    "NVIDIA's plugin writes the CDI spec of the GPUs, muster does not: run nvidia-ctk cdi generate "
+    "NVIDIA's plugin writes the CDI spec of the GPUs; for muster, run nvidia-ctk cdi generate "
     "with --vendor k8s.device-plugin.nvidia.com --class gpu on each node"
 )
 _CDI: Final = "muster writes no CDI spec for GPUs; pass the option to nvidia-ctk cdi generate"
@@ -110,7 +110,7 @@ TABLE: Final = (
     ),
     _flag(
         "flags.failOnInitError --fail-on-init-error FAIL_ON_INIT_ERROR GFD_FAIL_ON_INIT_ERROR",
-        instead="without a driver muster reports this and advertises 0 GPUs until there is one",
+        instead="without a driver, muster reports this and advertises 0 GPUs until it is loaded",
     ),
     _text(
         "flags.nvidiaDriverRoot --driver-root --nvidia-driver-root NVIDIA_DRIVER_ROOT",

@@ -114,7 +114,7 @@ def _generic_device(
 ) -> tuple[str, list[_Group], _Keys] | None:
     """Return the name of one device, its groups and their keys.
 
-    None if it is invalid or has no group with a device.
+    None if it is not a mapping, or has no group with a device.
     """
     if isinstance(item, str) and "," in item:
         # the flag before 0.1, in which every path is a separate group
@@ -230,7 +230,7 @@ def _usb(reader: base.Reader, value: object, path: str, *, flags: bool) -> dict[
 
 
 def _usb_id(reader: base.Reader, value: object, path: str, *, flags: bool) -> str:
-    """Return a USB vendor or product id as four hexadecimal digits, as in sysfs."""
+    """Return a USB vendor or product id as four hexadecimal digits; 0000 if it is rejected."""
     if isinstance(value, int) and not isinstance(value, bool):
         if flags and value in _DIGITS:
             reader.note_difference(
@@ -249,7 +249,7 @@ def _usb_id(reader: base.Reader, value: object, path: str, *, flags: bool) -> st
 def _shared(
     reader: base.Reader, resources: list[config_resources.Resource]
 ) -> list[config_resources.Resource]:
-    """Mark entries as shared if two resources have their nodes, as generic-device-plugin allows."""
+    """Return the resources, with entries marked as shared if another resource has their nodes."""
     common: dict[str, config_resources.Entry] = {}
     for narrow, wide in settings.overlaps(settings.claims(resources)):
         if narrow.key not in common:
@@ -303,7 +303,7 @@ def _smarter_resource(
     reader: base.Reader, path: str, pattern: str, count: int
 ) -> config_resources.Resource | None:
     if pattern == _JETSON:
-        reader.note_loss(path, "Jetson GPUs (/sys/devices/gpu.N): they have no device node")
+        reader.note_loss(path, "Jetson GPUs (/sys/devices/gpu.N) have no device node")
         return None
     if not pattern:
         reader.reject(f"{path}.devicematch", "missing; smarter then matches everything in /dev")
