@@ -78,7 +78,7 @@ def free_port() -> int:
 
 @functools.cache
 def _first_ephemeral_port() -> int:
-    """Return the first port that the kernel may give to an outgoing connection."""
+    """Return the first port that the kernel may give to outgoing connections; 10000 if unknown."""
     try:
         return int(_EPHEMERAL_PORTS.read_text("ascii").split()[0])
     except OSError:

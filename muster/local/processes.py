@@ -113,7 +113,7 @@ class Process:
 
     @property
     def settings(self) -> Path | None:
-        """The settings file of the program; None if it has none."""
+        """The path of the program's settings file; None if it has none."""
         options = self.program.arguments
         return Path(options[options.index("--config") + 1]) if "--config" in options else None
 

@@ -82,13 +82,13 @@ def port_of(program: str, first: int, nodes: Sequence[Node]) -> int:
 
 
 def kubernetes(kubeconfig: str, *more: str) -> processes.Program:
-    """Return the stand-in for the Kubernetes API, with `more` options."""
+    """Return the program of the Kubernetes API stand-in, with `more` options."""
     options = ("--kubeconfig", kubeconfig, "--namespace", "muster", "--schedule-pods", *more)
     return processes.Program("kubernetes", "muster.local.kubernetes", options)
 
 
 def service(name: str, file: str) -> processes.Program:
-    """Return one of the services, with its settings file."""
+    """Return the program of a service, with its settings file."""
     package = f"muster_{name.partition('-')[0]}"
     return processes.Program(name, package, ("--config", file))
 
@@ -177,7 +177,7 @@ class Stack:
 
     @property
     def kubeconfig(self) -> Path:
-        """The kubeconfig of the Kubernetes API."""
+        """The path of the kubeconfig for the Kubernetes API."""
         return self.directory / "kubeconfig"
 
     @property
@@ -199,7 +199,7 @@ class Stack:
         return pids | ({self.nats.pid} if self.nats and self.nats.is_running else set())
 
     def faults(self, node: str) -> Path:
-        """Return the fault script of a node's simulated GPUs."""
+        """Return the path of the fault script of a node's simulated GPUs."""
         return self.directory / f"faults-{node}.jsonl"
 
     async def _start(self) -> None:

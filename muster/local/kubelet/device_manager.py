@@ -323,7 +323,7 @@ class DeviceManager:
         return True
 
     def take(self, offer: Offer, preferred: Collection[str] = ()) -> frozenset[str]:
-        """Choose and reserve the ids: preferred ids that are offered, then any ids."""
+        """Choose and reserve the ids: reused ids, then preferred free ids, then other free ids."""
         wanted = offer.available & frozenset(preferred)
         ranked = [*sorted(wanted), *sorted(offer.available - wanted)]
         chosen = offer.reused | frozenset(ranked[: offer.needed])

@@ -267,7 +267,7 @@ class PodLoop:
         self._log = log
 
     async def run(self) -> None:
-        """List and watch forever; a failure is logged once and retried."""
+        """List and watch forever; after a failure, log it once and try again."""
         delay_s = _BACKOFF_S
         is_unavailable = False
         while True:

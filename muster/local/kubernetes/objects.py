@@ -1,8 +1,8 @@
 """Pure: the object store of the API stand-in, with one version counter and a log of changes.
 
-Every write that changes an object increments the version and appends one entry to the log, so that
-a watch from a version, a list at a version and `410 Expired` each need one lookup. Objects are
-never changed in place. There is no support for finalizers, graceful deletion, admission, RBAC or
+Every write that changes an object increments the version and appends one entry to the log. Watches
+from a version, later pages of a list and `410 Expired` are derived from the log. Objects are never
+changed in place. There is no support for finalizers, graceful deletion, admission, RBAC or
 garbage collection, but deleting a namespace deletes its objects. A list ignores `resourceVersion`:
 its first page shows the newest state.
 """
@@ -39,7 +39,7 @@ class Limits:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Selection:
-    """The objects of a list or a watch."""
+    """Selects the objects of a list or a watch."""
 
     place: resources.Place
     labels: selectors.Selector = selectors.EVERYTHING

@@ -41,7 +41,7 @@ class Users:
         self._denied: dict[str, set[tuple[str, str]]] = {}
 
     def add(self, token: str) -> None:
-        """Add a user."""
+        """Add the user with this token."""
         self._denied.setdefault(token, set())
 
     def deny(self, token: str, verb: str, plural: str) -> None:
@@ -73,7 +73,7 @@ class Users:
         )
 
     def review(self, token: str, body: trees.Json) -> trees.Tree:
-        """Answer a SelfSubjectAccessReview."""
+        """Return the answer to a SelfSubjectAccessReview."""
         review = body if isinstance(body, dict) else {}
         verb = trees.string_at(review, "spec", "resourceAttributes", "verb")
         plural = trees.string_at(review, "spec", "resourceAttributes", "resource")
@@ -188,7 +188,7 @@ def write(request: web.Request, place: resources.Place) -> writes.Write:
 
 
 def selection(request: web.Request, place: resources.Place) -> objects.Selection:
-    """Return the objects that a list or a watch selects."""
+    """Return the selection of a list or a watch: its place and its selectors."""
     fields = selectors.fields(request.query.get("fieldSelector", ""))
     place.resource.refuse_unknown_fields(fields.keys())
     labels = selectors.labels(request.query.get("labelSelector", ""))

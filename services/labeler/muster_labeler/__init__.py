@@ -2,5 +2,5 @@
 
 `model` defines the labeler's view of the cluster; `naming` derives names from products;
 `kubernetes` reads and writes nodes; `service` decides and reconciles; `check` finds problems in a
-cluster; `cli` defines the commands `muster check`, `label-gpus`, `unlabel-gpus` and `gpu-name`.
+cluster; `cli` defines `muster check`, `label-gpus`, `unlabel-gpus`, `uninstall` and `gpu-name`.
 """

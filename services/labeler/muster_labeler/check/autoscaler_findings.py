@@ -179,7 +179,7 @@ def _is_fuse(slice_: model.ResourceSlice) -> bool:
 
 
 def _stale_status(view: ClusterView, commands: Commands) -> Iterable[Finding]:
-    """Report an autoscaler whose main loop fails; events and its health check do not show that."""
+    """Report an autoscaler with a stale status; its events and health check do not show that."""
     autoscaler = view.autoscaler
     if autoscaler is None or autoscaler.renewed is None:
         return
@@ -200,7 +200,7 @@ def _stale_status(view: ClusterView, commands: Commands) -> Iterable[Finding]:
 
 @dataclass(frozen=True, slots=True, order=True)
 class _TemplateSetting:
-    """A node group, the setting that its template needs, and the command that adds the setting."""
+    """A node group, the setting that its template needs, and the command for it (may be empty)."""
 
     platform: str
     group: str

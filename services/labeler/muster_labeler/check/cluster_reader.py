@@ -68,7 +68,7 @@ class _Overlay(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class FullNode:
-    """A node in two forms: reduced to the labeler's model, and as the API returned it."""
+    """A node in two forms: reduced to the labeler's model, and trimmed for the plugin check."""
 
     node: model.Node
     raw: objects.Node
@@ -270,7 +270,7 @@ class ClusterReader:
         query: Mapping[str, str] | None = None,
         is_optional: bool = False,
     ) -> list[Kept] | None:
-        """Return all objects of a kind; None if they cannot be read.
+        """Return the objects of a kind that `read` keeps; None if they cannot be read.
 
         The reason is added to `unread`, unless the kind is optional and the cluster lacks it.
         """

@@ -136,7 +136,7 @@ def finding(  # the fields that every finding has
     docs: str = CHECK_DOCS,
     is_safe: bool = False,
 ) -> Finding:
-    """Return a finding about an object; `id_` decides the scope of the finding."""
+    """Return a finding about an object; `id_` determines the scope of the finding."""
     return Finding(
         id=id_,
         severity=severity,

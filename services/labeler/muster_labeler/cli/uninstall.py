@@ -217,7 +217,7 @@ class _Cluster:
         self._path = f"/api/v1/namespaces/{namespace}"
 
     async def look(self, permissions: Sequence[Permission]) -> _Installation | None:
-        """Return what muster has in the cluster; None if nothing.
+        """Return what muster has in the cluster; None if it has nothing there.
 
         Raises _Refused, kubernetes_api.Refused and Unreachable.
         """

@@ -217,7 +217,7 @@ def decode_inventory(text: str) -> tuple[dict[str, sources.Kinds], frozenset[str
 
 
 def is_bounded(kinds: sources.Kinds) -> bool:
-    """Return whether a node's kinds of GPU are few and short enough to store for the commands."""
+    """Return whether a node's kinds of GPU, and their names, are within the inventory's limits."""
     return len(kinds) <= _KINDS_MAX and all(len(kind.name) <= _NAME_MAX for kind in kinds)
 
 

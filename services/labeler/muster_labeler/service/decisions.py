@@ -166,8 +166,8 @@ class AllOrNothing:
     """Decides whether nodes without a label may be labelled: all GPU nodes, or none.
 
     SkyPilot reads one scheme for a whole cluster: a label on some GPU nodes would hide the others.
-    Once any node has the label, every further label is an improvement. The time of an update does
-    not depend on the number of nodes.
+    If any node has the label already, every further label is an improvement. The time of an update
+    does not depend on the number of nodes.
     """
 
     def __init__(self) -> None:
