@@ -20,7 +20,7 @@ _QUEUE_MAX: Final = 1_000
 _HISTORY_MAX: Final = 10_000
 _QUIET_S: Final = 0.5
 _READ_S: Final = 10.0
-"""How long the stored events of all streams may take to be read."""
+"""The time limit for reading the stored events of all streams."""
 REACH_S: Final = 3.0
 """How long a command waits for an answer from NATS if it should not wait indefinitely."""
 
@@ -35,13 +35,13 @@ async def events(
 ) -> AsyncGenerator[codec.CloudEvent, None]:
     """Yield every event whose type and node match two shell patterns, until closed.
 
-    `since` is the start, as a time or an age; the default is now. Past events, at most 10,000, are
+    `since` is the start, as a time or an age; the default is now. Up to 10,000 past events are
     ordered by time; with `follow` False the iteration ends after them. `url` is the address of
     NATS, by default `NATS_URL` or this machine. After a lost connection, no event is missed.
 
     Raises ValueError if no event type matches, if no node can match, or if `url` is not a NATS
-    address; with `follow` False also ConnectionError if NATS is not reached, or a stream not read,
-    within a few seconds.
+    address; with `follow` False also ConnectionError if NATS does not answer in time, or if a
+    stream does not exist or is not read in time.
     """
     by_stream: dict[streams.Stream, list[str]] = {}
     for subject in vocabulary.subject_filters(types, node):
@@ -51,7 +51,7 @@ async def events(
     try:
         msgspec.convert({"url": target}, sections.Bus)
     except msgspec.ValidationError:
-        raise ValueError(f"{target!r} is not a NATS address, such as {DEFAULT_URL}") from None
+        raise ValueError(f"{target!r} is not a NATS address such as {DEFAULT_URL}") from None
     async with bus.Bus(target, producer="clients/subscriber", name="subscriber") as connected:
         read = _followed if follow else _stored
         async with contextlib.aclosing(read(connected, target, by_stream, start)) as selected:
@@ -66,7 +66,7 @@ async def _followed(
     filters: Mapping[streams.Stream, Sequence[str]],
     since: datetime | None,
 ) -> AsyncGenerator[codec.CloudEvent, None]:
-    """Yield the events that are stored now, ordered by time, then each new event as it arrives."""
+    """Yield the events since `since` (None: now): past ones ordered by time, then new ones."""
     queue: asyncio.Queue[codec.CloudEvent] = asyncio.Queue(_QUEUE_MAX)
 
     async def keep(stream: streams.Stream, subjects: Sequence[str]) -> None:
@@ -113,7 +113,10 @@ async def _stored(
     filters: Mapping[streams.Stream, Sequence[str]],
     since: datetime | None,
 ) -> AsyncGenerator[codec.CloudEvent, None]:
-    """Yield the stored events, ordered by time. Raises ConnectionError."""
+    """Yield the stored events since `since`, ordered by time. Raises ConnectionError.
+
+    If `since` is None, no event is yielded.
+    """
     await reach(connected, target)
     if since is None:
         return
@@ -151,7 +154,7 @@ async def _stored(
 async def _history(
     queue: asyncio.Queue[codec.CloudEvent], following: list[asyncio.Task[None]]
 ) -> list[codec.CloudEvent]:
-    """Return the events that arrive before the first short pause, ordered by time."""
+    """Return the events that arrive before the first short pause, at most 10,000, by time."""
     past: list[codec.CloudEvent] = []
     with contextlib.suppress(TimeoutError):
         while len(past) < _HISTORY_MAX:

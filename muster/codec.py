@@ -48,9 +48,10 @@ class MalformedEvent(ValueError):
 class CloudEvent(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One event as a subscriber receives it: CloudEvents' attributes, and muster's typed `data`.
 
-    `id` is unique and repeats only when the same fact is sent again. `instance` and `sequence`
-    order the events of one producer; `boot` distinguishes a restart of the process from a restart
-    of the node. `position` is the event's sequence in the `stream`; 0 if it is not from a stream.
+    `id` is unique; it is used again only when the same fact is sent again. `instance` and
+    `sequence` order the events of one producer; `boot` distinguishes a restart of the process from
+    a restart of the node. `position` is the event's sequence number in `stream`; 0 if the event is
+    not from a stream.
     """
 
     id: str
@@ -72,8 +73,8 @@ class CloudEvent(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     def precedes(self, other: "CloudEvent") -> bool:
         """Return whether this event is older than `other`; the order of arrival may differ.
 
-        Events from one producer are ordered by the producer's numbers, which continue even if the
-        stream is lost and created again. Events from different producers are ordered by their
+        Events with the same source and instance are ordered by their sequence numbers, which
+        continue even if the stream is lost and created again. Other events are ordered by their
         position in the stream, or by time if they are in different streams.
         """
         if (self.source, self.instance) == (other.source, other.instance):

@@ -84,12 +84,13 @@ def missing(*extras: str) -> str | None:
 
 
 def how_to_install(*extras: str) -> str:
-    """Return the command that installs extras from the source that muster was installed from."""
+    """Return a pip command that installs extras, from the source of this installation if known."""
     names = ",".join(extras)
     origin = _origin()
     if origin is None:
         return (
-            f"pip install '.[{names}]' in muster's source tree, or 'FILE.whl[{names}]' for a wheel"
+            f"pip install '.[{names}]' in muster's source tree, or pip install 'FILE.whl[{names}]' "
+            "if you have a wheel"
         )
     return f"pip install {origin.replace('[]', f'[{names}]')}"
 
@@ -97,7 +98,7 @@ def how_to_install(*extras: str) -> str:
 def _origin() -> str | None:
     """Return pip's arguments for muster's source (PEP 610), with `[]` in place of the extras.
 
-    Returns None if the source is of another kind or no longer exists.
+    Returns None if no source is recorded, or if its files no longer exist.
     """
     with contextlib.suppress(importlib.metadata.PackageNotFoundError, ValueError, KeyError):
         text = importlib.metadata.distribution("muster-k8s").read_text("direct_url.json")
@@ -141,7 +142,7 @@ class _Escaped(io.TextIOWrapper):
     """Standard error without control characters, which texts quoted in tracebacks may contain."""
 
     def write(self, text: str) -> int:
-        """Write a text without control characters; line feeds and tabs remain."""
+        """Write a text; unprintable characters other than line feeds and tabs are replaced."""
         super().write(escaping.plain(text, keep="\n\t"))
         return len(text)
 
@@ -163,7 +164,7 @@ def _is_there(module: str) -> bool:
 
 
 def user_name() -> str:
-    """Return the user's name, or the user id if there is no name, as in containers."""
+    """Return the user's name, or `user UID` if the user has no name, as in some containers."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):

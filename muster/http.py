@@ -93,7 +93,7 @@ class Endpoint:
         check: Check | None = None,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        """Raise ValueError if this is not an HTTP URL."""
+        """Raise ValueError if `url` is not a valid HTTP URL."""
         # urllib's error texts quote parts of the URL, which may be a password
         try:
             split = urllib.parse.urlsplit(url)
@@ -108,7 +108,7 @@ class Endpoint:
         self._tls = (tls or _tls()) if split.scheme == "https" else None
         self._host = split.hostname.encode("idna").decode()
         if _is_short_address(self._host):
-            raise ValueError(f"{self._host}: write all four numbers of the address")
+            raise ValueError(f"{self._host} is incomplete: write all four numbers of the address")
         port = given_port or (443 if self._tls else 80)
         user, _, authority = split.netloc.rpartition("@")
         authority = authority.encode("idna").decode()
@@ -262,10 +262,10 @@ class _Content(aiohttp.payload.BytesPayload):
 
 
 def _is_short_address(host: str) -> bool:
-    """Return whether a host is a number or an IPv4 address of fewer than four parts.
+    """Return whether a host consists of numbers and dots, but is not a valid IPv4 address.
 
-    inet_aton accepts these, and aiohttp treats them as addresses: it would connect without asking
-    the resolver, which checks addresses.
+    inet_aton accepts some of these hosts, and aiohttp treats all of them as addresses: it would
+    connect without asking the resolver, which checks addresses.
     """
     parts = host.rstrip(".").split(".")
     if not all(part.isascii() and part.isdecimal() for part in parts):
@@ -279,7 +279,7 @@ def _is_short_address(host: str) -> bool:
 
 @functools.cache
 def _tls() -> ssl.SSLContext:
-    """Return the TLS context; endpoints share it, because each would load all CA certificates."""
+    """Return the TLS context that endpoints share: every new context loads all CA certificates."""
     return ssl.create_default_context()
 
 

@@ -47,7 +47,7 @@ class Election(abc.ABC):
 
     def __init__(self, name: str, on_change: OnChange) -> None:
         self.current = Leadership(leader="", term=None)
-        """The last reported state; only `term` shows whether this process may still act."""
+        """The last reported state; only `term()` shows whether this process may still act."""
         self.name = name
         """The name by which other processes identify this process while it leads."""
         self._on_change = on_change

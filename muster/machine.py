@@ -19,7 +19,7 @@ class Machine(Protocol[In_contra, Out_co]):
         """Handle one input; return the resulting actions, in order."""
 
     def tick(self, now: float) -> Sequence[Out_co]:
-        """Return the actions due at `now`; afterwards `next_deadline` is later than `now`."""
+        """Return the actions due at `now`; then `next_deadline()` is None or later than `now`."""
 
     def next_deadline(self) -> float | None:
         """Return when `tick` must next be called, or None if nothing is due without a new input."""

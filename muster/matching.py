@@ -35,7 +35,7 @@ _BYTES_MAX: Final = 16_000
 
 
 class Operator(enum.StrEnum):
-    """How a matcher compares."""
+    """How a matcher compares the value of a label."""
 
     EQUAL = "="
     NOT_EQUAL = "!="
@@ -111,7 +111,7 @@ def parse(text: str) -> tuple[Matcher, ...]:
         else:
             value = _BARE.match(rest)
             if value is None or not value[0].strip():
-                raise ValueError(f"{text[:_SHOWN_MAX]!r}: {head[1]}: missing value")
+                raise ValueError(f"{text[:_SHOWN_MAX]!r}: missing value of {head[1]}")
             value_text = value[0].strip()
         matchers.append(matcher(head[1], Operator(head[2]), value_text))
         rest = rest[value.end() :]
@@ -148,7 +148,7 @@ def all_hold(matchers: Iterable[Matcher], labels: Mapping[str, str]) -> bool:
 
 
 def values_of(matchers: Iterable[Matcher], name: str) -> set[str]:
-    """Return the values that matchers with `=` require of a label; empty if there are none."""
+    """Return the non-empty values that matchers with `=` require of a label."""
     return {c.value for c in matchers if (c.name, c.operator) == (name, Operator.EQUAL)} - {""}
 
 
@@ -175,7 +175,7 @@ LABELS: Final = (
     *("alertname", "device", "flapping", "kind", "node", "plugin", "resource", "severity"),
     "watched",
 )
-"""The labels that alerts have."""
+"""The names of the labels that an alert may have."""
 
 
 def labels(
@@ -192,7 +192,7 @@ def labels(
     """Return an alert's labels that are not empty; `alertname` equals `kind`.
 
     `device` is present if the alert is about exactly one device; `flapping` is "true" if the plugin
-    fails repeatedly, `watched` the resource or driver of a plugin that muster does not run.
+    fails repeatedly; `watched` is the resource or driver of a plugin that muster does not run.
     """
     every = {
         "alertname": kind,
@@ -231,13 +231,15 @@ class Silence(msgspec.Struct, frozen=True, kw_only=True):
     comment: Annotated[str, msgspec.Meta(min_length=1, max_length=COMMENT_MAX)]
 
     def __post_init__(self) -> None:
-        """Reject a silence that ends before it starts, or that would match every alert."""
+        """Reject a silence that ends before it starts, or that matches an alert without labels."""
         if self.ends_at < self.starts_at:
-            raise ValueError("ends_at: before starts_at")
+            raise ValueError("ends_at: must not be before starts_at")
         empty: Mapping[str, str] = {}
         if all_hold(parse_all(self.matchers), empty):
             # Alertmanager's rule: at least one matcher must require something
-            raise ValueError("matchers: these match everything; require at least one label")
+            raise ValueError(
+                "matchers: these match an alert without labels; require a value of a label"
+            )
 
     def is_active(self, at: datetime) -> bool:
         """Return whether the silence is active at this time."""
@@ -255,7 +257,7 @@ class Silence(msgspec.Struct, frozen=True, kw_only=True):
         return f"by {self.author} until {self.ends_at.astimezone():%Y-%m-%d %H:%M}: {self.comment}"
 
     def expired(self, at: datetime) -> "Silence":
-        """Return a copy that ends at `at`, or keeps its end if that is earlier."""
+        """Return a copy that ends at `at`, but not before its start, and not after its end."""
         ends_at = min(self.ends_at, max(at, self.starts_at))
         return msgspec.structs.replace(self, ends_at=ends_at)
 
@@ -269,7 +271,7 @@ def new_silence(
     author: str,
     comment: str,
 ) -> Silence:
-    """Return a new silence. Raises ValueError if it is invalid or can never match an alert."""
+    """Return a new silence. Raises ValueError if it is invalid or a label or value is unknown."""
     if not expressions:
         raise ValueError("name the alerts to silence, such as node=node-a")
     if not comment:
@@ -315,7 +317,7 @@ def silenced(
 
 
 def doubt(matcher: Matcher) -> str:
-    """Return why a matcher cannot match any alert: unknown label or value; empty if it can."""
+    """Return a problem with a matcher: an unknown label or value; empty if there is none."""
     if matcher.name not in LABELS:
         hint = validation.near(matcher.name, LABELS) or f"the labels are: {', '.join(LABELS)}"
         return f"no alert has a label {matcher.name}; {hint}"

@@ -22,8 +22,8 @@ _Struct = TypeVar("_Struct", bound=msgspec.Struct)
 def fit(event: vocabulary.Event, bytes_max: int) -> tuple[vocabulary.Event, ...]:
     """Return events whose data has at most `bytes_max` bytes of JSON, if possible.
 
-    An allocation is split into several, each with some of its devices. In any other event, long
-    texts and lists are cut and marked as shortened.
+    An allocation of several devices is split into allocations of fewer devices. In any other event,
+    long texts and lists are cut and marked as shortened.
     """
     if _size(event) <= bytes_max:
         return (event,)

@@ -56,7 +56,7 @@ def main() -> int:
             return call(sys.argv[1:])
     except cyclopts.UnusedCliTokensError as error:
         unused = " ".join(error.unused_tokens or ())
-        return output.fail(" ".join(error.command_chain or ()), f"unexpected: {unused}")
+        return output.fail(" ".join(error.command_chain or ()), f"unexpected arguments: {unused}")
     except cyclopts.CycloptsError as error:
         return output.fail(" ".join(error.command_chain or ()), str(error))
     except output.Unwritable as error:

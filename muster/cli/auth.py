@@ -47,11 +47,11 @@ _Out = Annotated[
 ]
 _Valid = Annotated[
     str | None,
-    Parameter(help="How long they are valid: `30d`, `1y`; by default until the key is changed."),
+    Parameter(help="How long the credentials last: `30d`, `1y`; by default until the key changes."),
 ]
 
 _SERVICES: Final = ("health", "labeler", "notifier", "console")
-"""The services in the cluster, each with its own credentials."""
+"""The services whose credentials are in Secrets named `muster-SERVICE-creds`."""
 
 _KUBECTL: Final = "kubectl -n muster"
 _INTO: Final = f'into() {{ {_KUBECTL} create "$@" --dry-run=client -o yaml | kubectl apply -f -; }}'
@@ -158,7 +158,7 @@ def reader(
 
     def make() -> list[str]:
         if not name:
-            raise ValueError("--name: empty")
+            raise ValueError("--name: must not be empty")
         user = permissions.reader(name).user
         text = _credentials(keys, bus_accounts.Role.READER, user, valid)
         file = out or Path(f"{name}.creds")
@@ -299,7 +299,7 @@ def _credentials(
 
 
 def _kept_secret(text: str, out: Path | None) -> list[str]:
-    """Return the lines to print for a secret; with `out`, write it to that file and return none."""
+    """Return the lines to print for a secret; with `out`, write it there and return no line."""
     if out is None:
         return [text]
     if out.exists() and not out.is_file():

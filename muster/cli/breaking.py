@@ -42,8 +42,8 @@ Fault = Annotated[faults.Fault | None, Parameter(converter=_named)]
 Directory = Annotated[
     Path | None,
     Parameter(
-        help="The directory of the `muster up` to act on, which it prints after `settings, logs`; "
-        "needed if several of yours are running."
+        help="The directory that `muster up` printed after `settings, logs`; needed if "
+        "several instances are running."
     ),
 ]
 
@@ -94,7 +94,7 @@ def _list(stacks: list[running.Running]) -> None:
 
 
 def _act(command: str, directory: Path | None, act: Callable[[running.Running], None]) -> int:
-    """Call `act` with the running stack if `directory` leaves exactly one; return the exit code."""
+    """Call `act` with the only running stack, or the one in `directory`; return the exit code."""
     stacks = [each for each in running.here() if _is_meant(each, directory)]
     if not stacks:
         where = f" in {directory}" if directory else ""
@@ -103,7 +103,8 @@ def _act(command: str, directory: Path | None, act: Callable[[running.Running], 
         )
     if len(stacks) > 1:
         places = ", ".join(each.directory for each in stacks)
-        return output.fail(command, f"several are running; name one with --directory: {places}")
+        text = f"several instances of `muster up` run; choose one with --directory: {places}"
+        return output.fail(command, text)
     try:
         act(stacks[0])
     except faults.UnknownName as error:
@@ -163,7 +164,7 @@ def _mend(record: running.Running, fault: faults.Fault | None, node: str | None)
     if problems:
         raise CannotBreak("; ".join(problems))
     if not is_mended:
-        others = f"; broken now: {', '.join(left)}" if left else ""
+        others = f"; still broken: {', '.join(left)}" if left else ""
         output.show(f"nothing to mend{others}")
 
 
@@ -234,7 +235,7 @@ def _ask(record: running.Running, name: str, path: str, *, method: str) -> bytes
         with error:
             if error.code == _NOT_FOUND and method == "POST":
                 return b""  # the stream that is to be dropped is not open
-            raise CannotBreak(f"{name}: {method} {path}: HTTP {error.code}") from None
+            raise CannotBreak(f"{name} answered {method} {path} with HTTP {error.code}") from None
     except (OSError, http.client.HTTPException) as error:
         raise CannotBreak(f"{name} does not answer: {error}") from None
 

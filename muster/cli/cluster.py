@@ -86,12 +86,12 @@ class Cluster:
         return "an unknown user"
 
     async def rights(self, context: str) -> str:
-        """Return a text with the context, the namespace and the user."""
+        """Return a text with the context, its server, the namespace and the user."""
         where = f"context {context} ({self.server}), namespace {self.namespace}"
         return f"{where}; as {await self.user()}"
 
     async def pods(self) -> list[Pod]:
-        """Return all of muster's pods. Raises Unreachable."""
+        """Return all of muster's pods, which are listed only once. Raises Unreachable."""
         if self._pods is None:
             path = f"/api/v1/namespaces/{self.namespace}/pods"
             query = {"labelSelector": installation.PART_OF}
@@ -136,8 +136,8 @@ class Cluster:
     ) -> dict[str, str]:
         """Return the environment variables with which a client logs on.
 
-        Raises Unreachable. `own` is the user's own credentials file, which takes precedence over
-        the cluster's.
+        Raises Unreachable. `own` is a credentials file of the user; it replaces credentials in the
+        cluster, but not a password.
         """
         variables: dict[str, str] = {}
         secret = ""
@@ -155,7 +155,7 @@ class Cluster:
         return variables
 
     async def settings(self, part: str, key: str) -> str:
-        """Return the settings file of a part, from its ConfigMap. Raises Unreachable."""
+        """Return the content of a part's settings file in its ConfigMap. Raises Unreachable."""
         name = installation.settings_map(await self.pods(), part, self.namespace)
         return await self._config_map(name, key)
 
@@ -223,7 +223,10 @@ class Cluster:
     async def log(
         self, pod: Pod, container: str, *, is_previous: bool, lines: int, bytes_max: int
     ) -> str:
-        """Return the last lines of a container's log. Raises Unreachable."""
+        """Return the last lines of the log of a container or, with `is_previous`, its predecessor.
+
+        Raises Unreachable.
+        """
         path = f"/api/v1/namespaces/{self.namespace}/pods/{pod.name}/log"
         query = {"container": container, "tailLines": str(lines), "limitBytes": str(bytes_max)}
         query |= {"previous": "true"} if is_previous else {}
@@ -280,7 +283,7 @@ def _decoded(body: bytes, shape: type[Shape], path: str) -> Shape:
     try:
         return msgspec.json.decode(body, type=shape)
     except kubernetes_api.UNREADABLE as error:
-        raise Unreachable(f"get {path}: unreadable: {error}") from None
+        raise Unreachable(f"the answer to get {path} is unreadable: {error}") from None
 
 
 def _unreachable(answer: kubernetes_api.Answer, what: str) -> Unreachable:

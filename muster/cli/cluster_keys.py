@@ -56,7 +56,7 @@ class _Held(objects.HasMetadata, frozen=True):
 
 
 def main() -> int:
-    """Create the missing objects in the cluster that this runs in; return the exit code."""
+    """Parse the arguments and create the missing objects; return the exit code."""
     parser = argparse.ArgumentParser(description="Create the missing Secrets of an installation.")
     parser.add_argument("--namespace", required=True)
     parser.add_argument("--production", action="store_true")
@@ -67,7 +67,7 @@ def main() -> int:
 
 
 def run(program: str, installation: Installation, *, context: str | None) -> int:
-    """Create and list the missing objects; return the exit code, 2 if a person must decide."""
+    """Create the missing objects and print them; return the exit code, 2 if someone must decide."""
     try:
         return asyncio.run(_run(installation, context))
     except cluster_secrets.Refused as error:
@@ -168,7 +168,7 @@ async def _read(api: kubernetes_api.Api, namespace: str, part: Part) -> _Held | 
     try:
         return msgspec.json.decode(answer.body, type=_Held)
     except kubernetes_api.UNREADABLE as error:
-        raise Failed(f"{answer.what}: unreadable: {error}") from None
+        raise Failed(f"the answer to {answer.what} is unreadable: {error}") from None
 
 
 def _stored(part: Part, held: _Held) -> Stored:

@@ -51,7 +51,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 @app.default
 def demo(*, json: output.Json = False) -> int:
-    """Run one scripted scenario and exit: faults, verdicts, notifications, recovery, timings.
+    """Run one scenario with faults, verdicts, notifications, recovery and timings, and exit.
 
     The exit code is 0 if every step succeeded, 1 if one failed, 130 after Ctrl-C.
     """
@@ -86,7 +86,7 @@ class Scenario:
         self._is_quiet = quiet
 
     def print(self, line: str) -> None:
-        """Print a line, unless only the report is requested."""
+        """Print a text, unless the scenario is quiet."""
         if not self._is_quiet:
             output.show(*line.split("\n"))
 
@@ -99,7 +99,7 @@ class Scenario:
         self.print(f"{at_s:6.1f} s  {outcome} {name}  {step.detail}")
 
     def add(self, name: str, started: float, detail: str, *, ok: bool = True) -> None:
-        """Store a step that has just ended, with its duration."""
+        """Store and print a step that has just ended, with its duration."""
         seconds = asyncio.get_running_loop().time() - started
         self.append(Step(name=name, ok=ok, seconds=seconds, detail=detail))
 
@@ -131,7 +131,7 @@ class Scenario:
 async def _on_a_stack(scenario: Scenario) -> None:
     """Start the stack, play the scenario, stop the stack."""
     scenario.print(
-        f"simulated: 3 nodes, their kubelets and {demo_steps.GPUS} GPUs; the rest is real\n"
+        f"simulated: 3 nodes, their kubelets and {demo_steps.GPUS} GPUs; everything else is real\n"
     )
     running = stack.Stack(show=lambda _: None, restart=False, nats_url=os.environ.get("NATS_URL"))
     clock = asyncio.get_running_loop().time
@@ -166,7 +166,7 @@ class Containers:
 async def _on_containers(scenario: Scenario) -> None:
     """Play the scenario on containers that already run, and leave them running."""
     scenario.print(
-        f"simulated: 3 nodes, their kubelets and {demo_steps.GPUS} GPUs; the rest is real\n"
+        f"simulated: 3 nodes, their kubelets and {demo_steps.GPUS} GPUs; everything else is real\n"
     )
     containers = Containers()
     started = asyncio.get_running_loop().time()
@@ -186,7 +186,7 @@ async def _on_containers(scenario: Scenario) -> None:
 
 
 def _steps(running: stack.Stack, steps: demo_steps.Steps) -> list[tuple[str, demo_steps.Play]]:
-    """Return the steps: faults on different nodes, each detected, notified, repaired, resolved."""
+    """Return the steps, which cause faults on different nodes, await detection, and repair them."""
     a, b, c = (node.name for node in stack.NODES)
     plugin = {node.name: running.processes[f"plugin-{node.name}"] for node in stack.NODES}
     fuse = "a simulated one" if running.fuse_simulated else "this machine's own"

@@ -91,7 +91,7 @@ class Steps:
         ]
 
     async def detect(self, node: str, harm: Callable[[], Awaitable[None]], verdict: Verdict) -> str:
-        """Inject a fault; expect the right verdict and its notification."""
+        """Cause a fault; expect `verdict` and a notification; return a description of both."""
         since = asyncio.get_running_loop().time()
         await harm()
         at, change = await self._recorder.first(
@@ -165,7 +165,7 @@ class Steps:
         options = ("--apply", "--yes", "--simulated")
         code, _ = await _label_gpus(url, *options, "--node", stack.NODES[0].name)
         if code == 0:
-            raise StepFailed("only one node was labelled, which hides the others")
+            raise StepFailed("one node was labelled alone, which hides the other nodes")
         code, last_line = await _label_gpus(url, *options)
         if code != 0:
             raise StepFailed(f"muster label-gpus: {last_line}")
@@ -233,12 +233,12 @@ class Steps:
 
 
 async def post(url: str, body: object = None) -> Any:
-    """Post JSON; return the answer."""
+    """Send a POST request with a JSON body; return the decoded JSON answer."""
     return await asyncio.to_thread(_call, "POST", url, body)
 
 
 async def delete(url: str) -> Any:
-    """Delete the object at an address; return the answer."""
+    """Delete the object at an address; return the decoded JSON answer."""
     return await asyncio.to_thread(_call, "DELETE", url, None)
 
 
@@ -282,7 +282,7 @@ def _captured(command: str, *arguments: str) -> tuple[int, str]:
 
 
 def _pod(name: str, node: str, resources: dict[str, int]) -> dict[str, object]:
-    """Return a pod that requests devices of a node."""
+    """Return the manifest of a pod on a node that requests devices."""
     limits = {resource: str(count) for resource, count in resources.items()}
     container = {"name": "main", "image": "demo", "resources": {"limits": limits}}
     return {
@@ -306,7 +306,7 @@ def _allocatable(nodes: Any) -> dict[str, dict[str, int]]:
 
 
 def _lists_every_node(configmaps: Any) -> bool:
-    """Return whether the labeler has stored the reports of every node's plugin."""
+    """Return whether the labeler has stored a report from the plugin of every node."""
     texts = [text for item in configmaps["items"] for text in item.get("data", {}).values()]
     return any(all(f'"{node.name}"' in text for node in stack.NODES) for text in texts)
 

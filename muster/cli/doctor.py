@@ -30,7 +30,7 @@ app = cyclopts.App(name="doctor")
 
 _LONGEST: Final = timedelta(days=1)
 _REPEATED_MAX: Final = 2
-"""Checks that are skipped for the same reason share one line if they are more than this."""
+"""If more checks than this are skipped for the same reason, they share one line."""
 _CLOSINGS: Final = {
     0: "muster works",
     1: "muster has problems",
@@ -79,7 +79,7 @@ def doctor(
     try:
         msgspec.convert({"url": url or "nats://127.0.0.1"}, sections.Bus)
     except msgspec.ValidationError:
-        return output.fail("doctor", "--url: not a NATS address, such as nats://127.0.0.1:4222")
+        return output.fail("doctor", "--url: not a NATS address such as nats://127.0.0.1:4222")
     try:
         lasts = texts.duration(within, longest=_LONGEST)
     except ValueError as error:
@@ -150,7 +150,7 @@ def _commands(target: doctor_observer.Target) -> Commands:
 
 
 def lines(findings: Sequence[Finding], code: int) -> list[str]:
-    """Return the findings as lines for people."""
+    """Return the findings and a conclusion as lines for people."""
     width = max(len(finding.check) for finding in findings)
     unseen = Counter(each.text for each in findings if each.level is Level.NOT_CHECKED)
     repeated = {text for text, count in unseen.items() if count > _REPEATED_MAX}

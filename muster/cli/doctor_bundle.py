@@ -72,7 +72,7 @@ class Bundle:
         return written.getvalue()
 
     async def collect(self, observer: doctor_observer.Observer, observed: Observations) -> None:
-        """Add the observations, and the cluster's logs and settings."""
+        """Add versions, streams, consumers, status, and a cluster's pods, logs and settings."""
         versions = {} if isinstance(observed.versions, NotSeen) else observed.versions
         command = {"muster": muster.__version__, "python": platform.python_version()}
         self.add_tree("versions.json", {"command": command, "processes": versions})
@@ -176,13 +176,13 @@ def check(file: Path, *, force: bool) -> None:
     """Raise Refused if the archive cannot be written to this file."""
     try:
         if not file.parent.is_dir():
-            raise Refused(f"{file.parent}: no such directory")
+            raise Refused(f"the directory {file.parent} does not exist")
         if file.is_dir():
-            raise Refused(f"{file}: a directory")
+            raise Refused(f"{file} is a directory")
     except OSError as error:
         raise Refused(f"{file}: {error.strerror}") from None
     if not force and os.path.lexists(file):
-        raise Refused(f"{file}: exists; --force overwrites it")
+        raise Refused(f"{file} exists; --force overwrites it")
 
 
 def write(file: Path, content: bytes, *, force: bool) -> None:
@@ -208,7 +208,7 @@ def _or_reason(observed: object) -> object:
 
 
 def _description(pod: installation.Pod) -> dict[str, object]:
-    """Return parts of a pod's specification, and its status; of variables, only the names."""
+    """Return some of a pod's fields, including its status; of variables, only the names."""
     return {
         "name": pod.name,
         "part": pod.part,

@@ -1,7 +1,7 @@
 """Adapter: NATS: reads the state of the bus for `muster doctor`.
 
-Only an administrator may read streams, consumers and locks; a reader may read the rest. Some
-of the functions have no timeout, so the caller limits the time. They raise nats-py's errors.
+Only an administrator may use `stores`, `consumers_of_alerts` and `leaders`. Some functions have no
+timeout, so the caller limits the time. All functions raise nats-py's errors.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ _REFUSED_MAX: Final = 50
 _PLUGINS_MAX: Final = 100_000
 _LISTEN_S: Final = 6.0
 _INTERVALS: Final = 1.5
-"""How long `plugins` listens, in heartbeat intervals of the slowest healthy plugin."""
+"""`plugins` listens for this many times the longest heartbeat interval, plus 1 s."""
 
 
 async def has_all_rights(connected: bus.Bus) -> bool:
@@ -67,7 +67,7 @@ async def leaders(connected: bus.Bus) -> Mapping[str, Leader | None]:
 
 
 async def receivers(connected: bus.Bus) -> Receivers | None:
-    """Return the receivers that the notifier last published; None if it never published any."""
+    """Return the receivers that the notifier last published; None if no list is stored."""
     event = await consumers.receivers(connected.link)
     if event is None:
         return None

@@ -13,7 +13,7 @@ from muster.kubernetes import installation
 from muster.nats import streams
 
 LOCKS: Final = {"health": streams.LEADER, "notifier": streams.TENURE}
-"""The services that have a leader, each with the bucket of its lock."""
+"""The services whose leader holds a lock in NATS, each with the bucket of its lock."""
 WELL: Final = frozenset({vocabulary.Verdict.HEALTHY, vocabulary.Verdict.MAINTENANCE})
 
 
@@ -56,7 +56,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class NotSeen:
-    """Why something was not observed; with `is_refused`, the check is incomplete (exit code 2)."""
+    """Why an observation was not made; if `is_refused`, the exit code is 2 unless a check fails."""
 
     why: str
     is_refused: bool = True
@@ -114,7 +114,7 @@ class Observations:
     refused: Mapping[str, str] | NotSeen
 
     def parts(self) -> Iterable[object]:
-        """Return each observation."""
+        """Return an iterator over all observations."""
         return (getattr(self, each.name) for each in dataclasses.fields(self))
 
 

@@ -53,7 +53,7 @@ Observed = TypeVar("Observed")
 
 SLOW_S: Final = 0.5
 WAITING_MAX: Final = 1_000
-"""The number of messages waiting for a consumer above which it counts as slow."""
+"""A consumer for which more messages than this are waiting counts as slow."""
 SHARE_WARN: Final = 0.8
 SHARE_FAIL: Final = 0.99
 CERTIFICATE_WARN: Final = timedelta(days=30)
@@ -151,7 +151,7 @@ def _pods(pods: Sequence[installation.Pod], commands: Commands, now: datetime) -
     step = commands.in_cluster(f"describe pods -l {installation.PART_OF}")
     # the others wait for NATS
     order = sorted(parts, key=lambda part: (part != installation.NATS, part))
-    none = [f"{part}: {_state(part, running)}" for part in order if not ready[part]]
+    none = [f"{part} ({_state(part, running)})" for part in order if not ready[part]]
     if none:
         return Level.FAIL, f"no ready pod: {wording.listed(none)}", step
     unready = [f"{pod.name}: {pod.reason}" for pod in running if not pod.is_ready]
@@ -176,7 +176,7 @@ def _pods(pods: Sequence[installation.Pod], commands: Commands, now: datetime) -
 
 def _state(part: str, pods: Iterable[installation.Pod]) -> str:
     states = [f"{pod.name} {pod.reason}" for pod in pods if pod.part == part]
-    return wording.listed(states) if states else "there is none"
+    return wording.listed(states) if states else "there is no pod"
 
 
 def _images(pods: Sequence[installation.Pod], commands: Commands) -> Answer:
@@ -221,17 +221,17 @@ def _stores(stores: Mapping[str, streams.Usage | None], commands: Commands) -> A
     if full:
         return (
             Level.FAIL,
-            f"full, and refuses messages: {wording.listed(full)}",
+            f"full and refusing messages: {wording.listed(full)}",
             _runbook("evictions"),
         )
-    nearly = [_share(store) for store in there if store.refuses and store.share >= SHARE_WARN]
+    nearly = [f"{_share(s)} is nearly full" for s in there if s.refuses and s.share >= SHARE_WARN]
     early = [
         text
         for stream in streams.STREAMS
         if (store := stores.get(stream.name)) is not None and not stream.is_queue
         if (text := streams.early_eviction(stream, store.stored_bytes, store.oldest_age_s))
     ]
-    away = [f"{store.name}: {', '.join(store.away)} is behind" for store in there if store.away]
+    away = [f"{s.name} has no current copy on {', '.join(s.away)}" for s in there if s.away]
     if away:
         return Level.WARN, wording.listed(away), _runbook("nats_down")
     if early or nearly:
@@ -350,7 +350,7 @@ def _certificates(ends: Mapping[str, datetime], now: datetime) -> Answer:
         return Level.OK, "none: NATS is used without TLS", ""
     # the first to end first, because not all are shown
     by_end = sorted((end, name) for name, end in ends.items())
-    texts = [f"{name} until {end:%Y-%m-%d}" for end, name in by_end]
+    texts = [f"{name} expires on {end:%Y-%m-%d}" for end, name in by_end]
     first, _ = by_end[0]
     if first > now + CERTIFICATE_WARN:
         return Level.OK, wording.listed(texts), ""

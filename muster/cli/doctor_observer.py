@@ -42,7 +42,7 @@ _SERVICES: Final = ("muster-health", "muster-labeler", "muster-notifier", "muste
 """The parts that report their version by HTTP; a plugin's version is in its heartbeats."""
 _SERVICES_MAX: Final = 12
 _READS_AT_ONCE: Final = 3
-"""The loop has few threads, and aiohttp needs one to look up proxies: more reads would delay it."""
+"""Each read takes one of the loop's few threads, of which aiohttp needs one to look up proxies."""
 _VERSION: Final = re.compile(r'^muster_build_info\{[^}\n]*version="([^"\n]*)"', re.MULTILINE)
 _TIMESTAMP: Final = re.compile(
     r"^(muster_leader_since|muster_bus_certificate_ends)_timestamp_seconds ([0-9.e+]+)$",
@@ -55,7 +55,7 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """The installation: a cluster or addresses; without either, the one on this machine."""
+    """The installation to check: a cluster or addresses; by default, the one on this machine."""
 
     context: str | None
     namespace: str
@@ -120,12 +120,12 @@ class Observer:
         self._less: NotSeen | None = None
         """Why only a reader's rights are available; None if an administrator's are."""
         self.source = ""
-        """The URL of health."""
+        """The URL of health; empty if health did not answer."""
         self.secrets: list[str] = []
         """The credentials in use, which must not be shown."""
 
     async def observe(self) -> Observations:
-        """Observe everything."""
+        """Make all observations."""
         pods = await self._pods()
         fleet, connected = await asyncio.gather(
             self.look("health", self._health()), self.look("NATS", self._connect())
@@ -212,7 +212,7 @@ class Observer:
     async def _pods(self) -> Sequence[installation.Pod] | NotSeen:
         context = self._target.context
         if context is None:
-            return NotSeen("no cluster is named: --context CONTEXT", is_refused=False)
+            return NotSeen("no cluster was given; pass --context CONTEXT", is_refused=False)
         return await self.look("pods", self._open(context))
 
     async def _open(self, context: str) -> Sequence[installation.Pod]:
@@ -232,7 +232,7 @@ class Observer:
             variables = await reach.open_health(self._cluster(), self._stack)
             address = variables["MUSTER_HEALTH_URL"]
         if address is None and (self._target.is_named or not health.running_here()):
-            why = "no health service is named: --context CONTEXT or --health URL"
+            why = "no health service was given; pass --context CONTEXT or --health URL"
             raise _Unseen(NotSeen(why, is_refused=not self._target.is_named))
         try:
             self.source, _, state = await asyncio.to_thread(health.fetch, address)
@@ -250,7 +250,7 @@ class Observer:
         if self._target.context and url is None:
             url, rights = await self._log_on()
         if url is None and self._target.health:
-            raise _Unseen(NotSeen("no NATS is named: --url URL", is_refused=False))
+            raise _Unseen(NotSeen("no address of NATS was given; pass --url URL", is_refused=False))
         here = [] if url else health.running_here()
         target = url or (here[0][1] if here else None) or client.DEFAULT_URL
         if password := re.match(r"[a-z]+://[^:@/,]+:([^@/,]*)@", target):
@@ -319,7 +319,7 @@ class Observer:
         return [Process(name, text) for name, text in zip(places, texts, strict=True) if text]
 
     async def _places(self, pods: Sequence[installation.Pod] | NotSeen) -> Mapping[str, str]:
-        """Return the addresses of the services."""
+        """Return the HTTP addresses of services, by the name of the pod or service."""
         if isinstance(pods, NotSeen) or self.cluster is None:
             names = [part.removeprefix("muster-") for part in _SERVICES]
             local = {} if self._target.is_named else {n: health.running_here(n) for n in names}
@@ -365,7 +365,7 @@ def _led(
 ) -> Mapping[str, Leader | None] | NotSeen:
     """Return the leaders and, from their metrics, the time at which each became the leader.
 
-    The labeler uses no lock in NATS but a Lease, if it has leader election at all.
+    The labeler uses a Lease instead of a lock in NATS, if it has leader election at all.
     """
     if isinstance(locks, NotSeen):
         return locks

@@ -51,7 +51,7 @@ def mount_text(mount: vocabulary.FuseMount, *, has_state: bool = True) -> str:
 
 
 def _report_text(event: codec.CloudEvent) -> str:
-    """Return an event other than a verdict, an alert or an observation as text."""
+    """Return an event for which `change_text` has no case as text."""
     match event.data:
         case vocabulary.DeviceAdded(device=device):
             reason = f" {device.reason}" if device.reason else ""

@@ -116,7 +116,7 @@ def name_chosen(command: str, nats_url: str | None) -> None:
     stacks = running.here()
     used = [stack.directory for stack in stacks if stack.nats_url == nats_url]
     if len(stacks) > 1 and used:
-        output.warn(command, f"`muster up` runs {len(stacks)} times; this uses {used[0]}")
+        output.warn(command, f"{len(stacks)} instances of `muster up` are running; using {used[0]}")
 
 
 @asynccontextmanager
@@ -226,7 +226,7 @@ async def subscribe_all(
                 await connected.link.client()
         except TimeoutError:
             raise nats.NatsUnavailable(
-                f"{url}: not ready after {_START_TIMEOUT_S:g} s; JetStream needs about 2 GiB of "
+                f"NATS at {url} is not ready after {_START_TIMEOUT_S:g} s; it needs about 2 GiB of "
                 "free disk space"
             ) from None
         tasks = [asyncio.create_task(follow(s)) for s in streams.FOLLOWED]

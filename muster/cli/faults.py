@@ -65,7 +65,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Send a POST to a stand-in."""
+    """Send a POST request to a stand-in."""
 
     program: str
     path: str
@@ -98,7 +98,7 @@ Step = Freeze | Thaw | End | Start | Ask | RemoveSocket | BreakGpu | RepairGpus
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A fault at a place; `node` is empty if the fault concerns the whole fleet."""
+    """A fault and its node; `node` is empty if the fault concerns the whole fleet."""
 
     fault: Fault
     node: str = ""
@@ -133,7 +133,7 @@ def fault(name: str) -> Fault:
 
 
 def target(wanted: Fault, node: str | None, nodes: Sequence[str]) -> Target:
-    """Return a fault at a node, by default the last node. Raises UnknownName."""
+    """Return the target of a fault; its node is by default the last. Raises UnknownName."""
     if not wanted.is_of_node:
         if node is not None:
             raise UnknownName(f"{wanted} concerns the whole fleet; leave out {node!r}")
@@ -157,7 +157,7 @@ def targets(names: Iterable[str]) -> list[Target]:
 
 
 def plan(at: Target) -> Plan:
-    """Return the effect of a fault, how to undo it, and its visible signs."""
+    """Return the plan of a fault."""
     return _plans(at.node or "NODE")[at.fault]
 
 

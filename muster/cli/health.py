@@ -48,7 +48,7 @@ def show_status(
     Parameters
     ----------
     all
-        Show every plugin and alert, not only the first 200 alerts and plugins with problems.
+        Show all plugins and alerts; by default, at most 200 alerts and 200 plugins with problems.
 
     """
     try:
@@ -89,7 +89,7 @@ def show_node(
     plugin
         Show only this plugin, or the plugin of this resource or driver: `nvidia.com/gpu`.
     since
-        Show changes since then: `15m`, `2h` or `7d` ago, or a time.
+        The start of the changes to show: `15m`, `2h` or `7d` ago, or a time.
 
     """
     source, state, now, events, problems = None, None, None, None, list[str]()
@@ -132,7 +132,7 @@ def show_node(
 
 
 def _name_chosen(command: str, address: str | None, nats_url: str | None) -> None:
-    """If no address was given and there are several `muster up`, print which of them is used."""
+    """If no address was given and several stacks of `muster up` run, print which one is used."""
     if not address:
         events.name_chosen(command, nats_url)
 
@@ -207,7 +207,8 @@ def _silences(
 def addresses(address: str | None) -> tuple[list[str], str | None]:
     """Return health's addresses, and NATS's address if it is known, without reading the state.
 
-    Raises ConnectionError if nothing runs on this machine, and ValueError for an invalid address.
+    Raises ConnectionError if no address is given and no health service of `muster up` answers, and
+    ValueError for an invalid address.
     """
     if address:
         return [health_client.check_address(part) for part in address.split(",")], None

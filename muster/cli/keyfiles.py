@@ -38,7 +38,7 @@ class BadAuthority(ValueError):
 
 
 def make(directory: Path, *, at: float) -> list[str]:
-    """Create all keys and the derived files; return the files' names.
+    """Create all keys and the derived files; return the names of the derived files.
 
     Raises BadDirectory and OSError, as the functions below that read or write files do.
     """
@@ -71,7 +71,7 @@ def own(directory: Path) -> None:
 
 
 def derive(directory: Path, *, at: float) -> list[str]:
-    """Write accounts.conf, the credentials of each service and the gate's files; return the names.
+    """Write accounts.conf, gate.json and the credentials of services and admin; return the names.
 
     Raises BadDirectory.
     """
@@ -98,7 +98,7 @@ def user(
 
 
 def rotate(directory: Path, name: str, *, at: float) -> list[str]:
-    """Start signing with a new key, and keep the old key valid; return the files' names.
+    """Start signing with a new key, and keep the old one valid; return the derived files' names.
 
     Raises BadDirectory.
     """
@@ -108,7 +108,7 @@ def rotate(directory: Path, name: str, *, at: float) -> list[str]:
 
 
 def drop(directory: Path, name: str, *, at: float) -> list[str]:
-    """Drop all but the newest key; return the files' names. Raises BadDirectory."""
+    """Drop all keys except the newest; return the derived files' names. Raises BadDirectory."""
     _put(directory, name, [_newest(directory, name).seed])
     return derive(directory, at=at)
 
@@ -134,7 +134,7 @@ def _newest(directory: Path, name: str) -> nkeys.Key:
 
 
 def _keys(directory: Path, name: str) -> list[nkeys.Key]:
-    """Return the keys with a name; create the first key of a role newer than the directory."""
+    """Return the keys of this name; create one if the directory is older than this kind of key."""
     file = directory / f"{name}.seed"
     try:
         return accounts.read_seeds(name, file.read_text("ascii"))

@@ -136,11 +136,11 @@ def warn(command: str, text: str) -> None:
 
 
 def may_write(command: str, losses: Sequence[str], *, accepted: bool) -> bool:
-    """Print what an import loses to standard error; return whether its result may be written."""
+    """Print to standard error what an import loses; return whether its result may be written."""
     if losses:
         warn(command, "\n".join([f"Lost: {len(losses)}", *(f"  {loss}" for loss in losses)]))
         if not accepted:
-            warn(command, "nothing is written; --accept-losses writes the rest")
+            warn(command, "nothing is written; --accept-losses writes the result anyway")
     return accepted or not losses
 
 
@@ -158,7 +158,7 @@ def progress(text: str) -> None:
 
 
 def fail(command: str, problem: str, *, code: int = 2) -> int:
-    """Print a problem to standard error; return the exit code: 2 for a usage error."""
+    """Print a problem to standard error; return the exit code, by default 2 for a usage error."""
     warn(command, problem)
     return code
 

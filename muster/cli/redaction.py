@@ -2,8 +2,9 @@
 
 It removes known secrets, and texts that look like secrets. After a key such as `password`, it
 removes the value, up to the end of the line if the value is not quoted. In an address, it removes
-the credentials and the path, because the paths of webhooks are secret. If muster does not use the
-scheme of an address, it also removes the host, because Apprise puts tokens there. Tokens and keys
+the credentials, the path, because the paths of webhooks are secret, and the subdomains of hosts
+outside the cluster. If muster does not use the scheme of an address, it removes everything after
+the scheme, because Apprise puts tokens there. Tokens and keys
 are recognised by their format. In case of doubt, a text is removed.
 """
 
@@ -111,14 +112,14 @@ class Redaction:
 
 
 def _forms(value: str) -> Iterable[str]:
-    """Return a value unchanged, percent-encoded as in addresses, and in base64 as in Secrets."""
+    """Yield a value unchanged, percent-encoded as in addresses, and in base64 as in Secrets."""
     encoded = value.encode("utf-8", "surrogatepass")
     quoted = re.sub(rb"[^\w.~-]", lambda match: b"%%%02X" % match[0][0], encoded)
     yield from (value, quoted.decode(), base64.b64encode(encoded).decode())
 
 
 def _address(match: re.Match[str]) -> str:
-    """Return an address without its credentials and path, and without a host that may be secret."""
+    """Return an address without credentials, secret hosts, and paths that are not muster's."""
     if match[0].startswith(muster.RUNBOOKS_URL):
         return match[0]
     scheme = match["scheme"]
@@ -132,7 +133,7 @@ def _address(match: re.Match[str]) -> str:
 
 
 def _place(host: str) -> str:
-    """Return an address or a name in the cluster unchanged; of other names, the last two parts."""
+    """Return an address or a name in the cluster unchanged; keep two parts of any other name."""
     name = host.partition(":")[0]
     if host.startswith("[") or _IN_CLUSTER.fullmatch(name):
         return host

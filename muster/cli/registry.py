@@ -50,7 +50,7 @@ COMMANDS: Final = {
         "Show the fleet in a browser: nodes, evidence, alerts, live events.", ("console",)
     ),
     "demo": Command(
-        "Run one scripted scenario and exit: faults, verdicts, notifications, recovery, timings.",
+        "Run one scenario with faults, verdicts, notifications, recovery and timings, and exit.",
         _UP_EXTRAS,
         "muster.cli.demo:app",
     ),
@@ -132,7 +132,7 @@ def missing(name: str) -> str | None:
 
 
 def command_of(arguments: Sequence[str]) -> str | None:
-    """Return the called command, which may follow options of `muster` itself."""
+    """Return the called command, which may follow options of `muster` itself; None if none is."""
     words = iter(arguments)
     for word in words:
         if word in OPTIONS:

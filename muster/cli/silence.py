@@ -66,7 +66,7 @@ def list_silences(
     json: output.Json = False,
     url: events.Url = None,
 ) -> int:
-    """Print the active silences.
+    """Print the silences that have not expired.
 
     Parameters
     ----------

@@ -28,7 +28,7 @@ _NO_SILENCES: Final[Silences] = {}
 def summary(
     state: health_state.State, *, source: str, everything: bool, silences: Silences = _NO_SILENCES
 ) -> dict[str, object]:
-    """Return the state as one object for programs; healthy plugins only with `everything`."""
+    """Return the state as an object for programs; with `everything`, well plugins are included."""
     shown = [plugin for plugin in state.plugins if everything or not plugin.is_well]
     return {
         "health": source,

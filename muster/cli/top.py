@@ -239,7 +239,7 @@ class Source:
                     await self.wanted.wait()
 
     async def _why(self, node: str) -> list[str] | None:
-        """Return a node as text; None if health does not answer, so that an older text is kept."""
+        """Return a node as text, or None to keep its last text because health does not answer."""
         notes: list[str] = []
         state: health_state.State | None = None
         try:

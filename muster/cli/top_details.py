@@ -38,7 +38,7 @@ Periodic events (inventories, the watchdog) are not shown.
 
 @dataclass(slots=True)
 class Detail:
-    """A text shown in place of the lists; with `is_why`, about a node that is read periodically."""
+    """A text shown in place of the lists; if `is_why`, its node is read again periodically."""
 
     title: str
     node: str = ""
@@ -65,12 +65,12 @@ class Detail:
         return len(self._wrapped[1])
 
     def replace(self, text: Sequence[str]) -> None:
-        """Replace the text; the place on the screen is kept."""
+        """Replace the text; the scroll position is kept."""
         self.text, self._wrapped = text, (0, [])
 
 
 def process_lines(process: rows.Process) -> list[str]:
-    """Return a process in full."""
+    """Return all facts about a process as lines."""
     pid = "none: it does not run" if process.pid is None else str(process.pid)
     facts = ("pid", pid), ("address", process.address), ("log", process.log)
     lines = [f"  {name:<10} {value}" for name, value in facts]
@@ -99,7 +99,7 @@ def help_page(quits: str, about: Sequence[str]) -> Detail:
 
 
 def alert_lines(item: rows.Alert) -> list[str]:
-    """Return an alert in full."""
+    """Return all facts about an alert as lines."""
     lines = list(why.alert_lines(item.alert))
     if item.alert.pods:
         lines += ["", "pods", *(f"  {pod}" for pod in item.alert.pods)]

@@ -69,7 +69,7 @@ class Context(NamedTuple):
 class Column(NamedTuple):
     """A column: its heading, its width, and the smallest page width at which it is shown.
 
-    A column with a `weight` gets that share of the remaining width.
+    The remaining width is divided among the columns in proportion to their `weight`.
     """
 
     heading: str
@@ -101,8 +101,8 @@ class Kind(Generic[T]):
 class Listing(Generic[T]):
     """Items in order, those that pass the filter, and a cursor.
 
-    The cursor follows its item. On the first row, which has the most urgent item, it stays on the
-    first row; on the last row of a list with `follows`, it stays on the last row.
+    The cursor follows its item, with two exceptions: on the first row it stays on the first row,
+    and on the last row of a list with `follows` it stays on the last row.
     """
 
     def __init__(self, kind: Kind[T]) -> None:
@@ -132,7 +132,7 @@ class Listing(Generic[T]):
 
     @property
     def order(self) -> str:
-        """The name of the order."""
+        """The name of the order by which the items are sorted."""
         return self.kind.sorts[self._sort][0]
 
     @property

@@ -100,7 +100,7 @@ def alert_columns(context: lists.Context) -> tuple[Column, ...]:
 
 
 def alert_cells(item: Alert, context: lists.Context) -> tuple[Part, ...]:
-    """Return an alert as a row; the summary of a silenced alert starts with its silence."""
+    """Return an alert as a row; the summary of a silenced alert names the end of the silence."""
     alert, silence = item
     tone = severity_tone(alert.severity)
     summary = alert.summary
@@ -219,7 +219,7 @@ def is_shown(event: vocabulary.Event) -> bool:
 
 
 def age(time: datetime | None, now: datetime) -> str:
-    """Return how long ago a time was, in at most 5 characters; a future time gives `0s`."""
+    """Return the age of a time in at most 5 characters: `0s` for a future time, `-` for None."""
     if time is None:
         return "-"
     seconds = max(0, int((now - time).total_seconds()))

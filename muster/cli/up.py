@@ -42,8 +42,8 @@ def up(
     gpus
         Number of GPUs of each node: 1 to 16; by default 8, 4 and 2.
     port
-        First port of the addresses: the console has it, NATS the next one, and all other
-        programs the ports after these. By default NATS has 4222, and the others have free ports.
+        The first port: the console gets it, NATS gets the next port, and all other programs get
+        the ports after these. By default, NATS gets 4222 and the other programs get free ports.
     receivers
         A directory with further receivers of the notifier; it is created if needed, and kept.
         `muster notify setup KIND --directory` writes to it. The default directory is removed.

@@ -59,7 +59,10 @@ async def _run(url: str, namespace: str, resources: list[str]) -> int:
 
 
 async def _device(namespace: str, resource: str) -> str:
-    """Wait until the pod that requests a device runs; return the result as text. Raises Failed."""
+    """Wait until the pod that requests a device runs or is unschedulable; return the result.
+
+    Raises Failed.
+    """
     label = "app.kubernetes.io/name=muster-test-device"
     clock = asyncio.get_running_loop().time
     began = clock()
@@ -95,7 +98,7 @@ async def _pods(api: kubernetes_api.Api, namespace: str, label: str) -> list[ins
     except kubernetes_api.Refused as error:
         raise Failed(str(error)) from None
     except msgspec.MsgspecError as error:
-        raise Failed(f"{path}: unreadable: {error}") from None
+        raise Failed(f"the answer to get {path} is unreadable: {error}") from None
 
 
 async def _alert(url: str) -> str:
@@ -107,7 +110,7 @@ async def _alert(url: str) -> str:
     except TimeoutError:
         raise Failed(
             f"no test alert was delivered within {_ALERT_S:g} s: does a receiver accept alerts "
-            "with severity info, and are group_wait_s and group_interval_s shorter?"
+            "with severity info, and are group_wait_s and group_interval_s shorter than this?"
         ) from None
     except ConnectionError as error:
         raise Failed(str(error)) from None

@@ -239,7 +239,7 @@ def _pods(alert: health_state.Alert) -> str:
     """Return a text that lists the pods named by an alert, or says that none is known."""
     total = max(alert.pods_total, len(alert.pods))
     if not total:
-        return "no pod is known to use it"
+        return "no pod is known to be affected"
     named = alert.pods[:_PODS_MAX]
     more = f" and {total - len(named)} more" if total > len(named) else ""
     return f"used by {', '.join(named)}{more}"

@@ -1,7 +1,7 @@
 """Pure: dead letters, such as undelivered notifications, and how one is sent again.
 
-A dead letter is sent again by putting it back into the outbox. The notifier then sends the state of
-its alerts at that time: they may be resolved.
+A dead letter is sent again by putting it back into the outbox. The notifier then sends the current
+state of the alerts, which may be resolved by then.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ class DeadLetter:
     body: bytes
     headers: Mapping[str, str]
     number: int
-    """The sequence of its message in the stream."""
+    """The sequence number of its message in the stream."""
 
     @property
     def id(self) -> str:

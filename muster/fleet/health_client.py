@@ -43,7 +43,7 @@ def check_address(address: str) -> str:
         good = False
     if not good or not re.fullmatch(r"[!-~]+", url):
         raise ValueError(
-            f"{address!r} is not the address of a health service, such as http://127.0.0.1:8080"
+            f"{address!r} is not the address of a health service such as http://127.0.0.1:8080"
         )
     return url
 

@@ -12,7 +12,7 @@ import msgspec
 from muster import escaping, matching, vocabulary
 
 RECOVERING: Final = "RECOVERING"
-"""Shown instead of a verdict whose problem has ended, but does not count as resolved yet."""
+"""Shown instead of the verdict after a problem has ended, until it counts as resolved."""
 SUSPECTED: Final = "SUSPECTED"
 """Shown instead of HEALTHY while health finds out why a plugin is silent or reports a problem."""
 _SUSPECT_STATE: Final = "suspect"
@@ -47,7 +47,7 @@ class Recovery(msgspec.Struct, frozen=True, kw_only=True):
     until: datetime
 
     def text(self, now: datetime | None = None) -> str:
-        """Return how long the problem must be absent; with `now`, also how long it has been."""
+        """Return how long the problem must be absent; with `now`, also how long it was absent."""
         needed_s = round((self.until - self.since).total_seconds())
         if now is None:
             return f"recovering: must be well for {needed_s} s"

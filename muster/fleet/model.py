@@ -19,7 +19,7 @@ from muster import matching, vocabulary
 from muster.fleet import health_state, kept_silences, plugin_facts
 
 ALERTS_MAX: Final = 2_000
-"""How many alerts are kept in full; others are kept without evidence, advice and most pods."""
+"""How many alerts are kept in full; others lose evidence, advice, and most pods and devices."""
 _REMOVED_MAX: Final = 10_000
 _REASON_MAX: Final = 300
 PODS_MAX: Final = 16
@@ -60,8 +60,8 @@ class NodeSummary(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     verdict, and the kind of the most urgent alert if the verdict is HEALTHY. `since` is the start
     of the verdict or of that alert. `reason` describes the most urgent problem, unescaped, and is
     empty if there is none. `pods` has the first `PODS_MAX` pods that the node's alerts name, those
-    of the most urgent alert first and those of silenced alerts last; `pods_total` also counts the
-    others that are known.
+    of the most urgent alert first and those of silenced alerts last; `pods_total` is the number of
+    all these pods, or the total that one alert reports, if that is larger.
     """
 
     name: str
@@ -185,7 +185,7 @@ class FleetModel:
         return self._alerts[1]
 
     def changed_since(self, revision: int) -> Changes:
-        """Return the nodes that have changed or were removed after a revision."""
+        """Return the changes after a revision, with `is_restart` if they are no longer known."""
         if revision < self._forgotten or revision > self.revision:
             return Changes(is_restart=True)
         return Changes(
@@ -202,7 +202,7 @@ class FleetModel:
         return self._silences.silence_of(alert, at)
 
     def silenced(self, at: datetime) -> int:
-        """Return how many alerts are silenced; nodes' alerts as of their last summary."""
+        """Return how many alerts are silenced; those of nodes are counted as last summarised."""
         elsewhere = [each for each in self._fleet_alerts() if each.node not in self._facts]
         of_nodes = sum(node.silenced for node in self.nodes.values())
         return of_nodes + sum(self.silence_of(each, at) is not None for each in elsewhere)
@@ -329,7 +329,7 @@ def _alert_urgency(alert: health_state.Alert) -> tuple[bool, tuple[str | int, ..
 
 
 def _pods(alerts: Iterable[health_state.Alert], is_silenced: Iterable[bool]) -> tuple[str, ...]:
-    """Return the pods that alerts name, each once."""
+    """Return the pods that alerts name, each once, those of the most urgent alert first."""
     ranked = sorted(
         zip(is_silenced, alerts, strict=True), key=lambda each: (each[0], _alert_urgency(each[1]))
     )

@@ -1,4 +1,4 @@
-"""Pure: the part of a plugin's state that is stored: its verdict and its device counts."""
+"""Pure: the part of a plugin's state that is stored, such as its verdict and its device counts."""
 
 from collections.abc import Mapping
 from datetime import datetime

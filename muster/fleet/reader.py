@@ -207,5 +207,5 @@ class FleetReader:
 
 
 def _is_of_interest(subject: str, _: int) -> bool:
-    """Return whether to decode a message; most are the watchdog's, and are not decoded."""
+    """Return whether to decode a message; the watchdog's frequent messages are not decoded."""
     return not subject.endswith(".watchdog.ticked")

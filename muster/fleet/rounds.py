@@ -6,12 +6,12 @@ read one by one: a fast round is wanted instead, which reads every page once mor
 | round | wanted | after a page | after the last page |
 |---|---|---|---|
 | slow | no | pause | pause, next slow round |
-| slow | yes | pause until it may begin, then a fast round from the first page | the same |
+| slow | yes | pause, then a fast round when allowed | pause, then a fast round when allowed |
 | fast | no | continue immediately | pause, next slow round |
-| fast | yes | continue immediately | pause until it may begin, then a fast round |
+| fast | yes | continue immediately | pause, then a fast round when allowed |
 
 A fast round is never interrupted: otherwise, under constant change, the last pages would never be
-read. A fast round may begin `FAST_S` after the start of the previous one. The first round is fast.
+read. A fast round is allowed `FAST_S` after the start of the previous one. The first round is fast.
 """
 
 from typing import Final
@@ -42,7 +42,7 @@ class Rounds:
         self._is_fast = self._is_fast and bool(following)
 
     def pause_s(self, now: float) -> float:
-        """Return how long to wait before the next page, unless a round is wanted meanwhile."""
+        """Return how long to wait before the next page, unless a fast round is wanted meanwhile."""
         if self._is_fast:
             return 0.0
         if self.is_wanted:

@@ -23,7 +23,7 @@ class SilenceExists(Exception):
     """A silence with the same id is already stored."""
 
     def __init__(self, stored: matching.Silence) -> None:
-        super().__init__(f"there is a silence {stored.id} already")
+        super().__init__(f"a silence with the id {stored.id} already exists")
         self.stored = stored
 
 

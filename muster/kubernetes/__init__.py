@@ -1,6 +1,7 @@
 """The Kubernetes API client that several services share.
 
 `client` finds a cluster and its credentials, `api` sends requests, `watch` follows all objects of
-one kind, and `lease` elects a leader. `objects`, `scheduling` and `known_plugins` are pure: the
-objects that muster reads, selectors and quantities, and well-known device plugins.
+one kind, `lease` elects a leader, and `port_forward` forwards ports to pods. The other modules are
+pure: they define the objects that muster reads, evaluate selectors and quantities, select muster's
+pods, and find device plugins and DRA drivers that do not work.
 """

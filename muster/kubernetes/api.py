@@ -57,7 +57,7 @@ class NoCluster(Exception):
 
 
 class Refused(Exception):
-    """The API refused a list or a watch."""
+    """A list, a watch or a WebSocket failed; `answer` has the reason."""
 
     def __init__(self, answer: "Answer") -> None:
         super().__init__(answer.problem)
@@ -135,7 +135,7 @@ async def find(
     attempts: int | None = None,
     timeout_s: float = _CREDENTIALS_S,
 ) -> "Api":
-    """Return the API of a kubeconfig, or of the cluster that this runs in. Raises NoCluster."""
+    """Return the API of a kubeconfig, or of the cluster of this process. Raises NoCluster."""
     from muster.kubernetes import client  # noqa: PLC0415  # see above
 
     try:
@@ -257,7 +257,7 @@ class Api:
             token = page.metadata.continue_
             if not token:
                 return
-        raise Refused(Answer(what=f"get {path}", status=0, body=b"an endless list"))
+        raise Refused(Answer(what=f"get {path}", status=0, body=b"too many pages"))
 
     async def watch(
         self, path: str, query: Mapping[str, str], *, idle_s: float
@@ -284,7 +284,7 @@ class Api:
                     if line:
                         yield line
                 if len(rest) > _LINE_BYTES_MAX:
-                    raise ConnectionError(f"watch {path}: a line of more than {_LINE_BYTES_MAX}")
+                    raise ConnectionError(f"watch {path}: over {_LINE_BYTES_MAX} bytes in a line")
         finally:
             response.close()
 
@@ -336,7 +336,7 @@ async def _body(response: aiohttp.ClientResponse, bytes_max: int) -> bytes:
         body += chunk
         if len(body) > bytes_max:
             response.close()
-            raise ConnectionError(f"a body of more than {bytes_max} bytes")
+            raise ConnectionError(f"the body has more than {bytes_max} bytes")
     return bytes(body)
 
 

@@ -66,7 +66,7 @@ class Where:
 
 
 async def where(*, kubeconfig: str | None, context: str | None, timeout_s: float) -> Where:
-    """Return how to reach the API of a kubeconfig, or of the cluster that this runs in.
+    """Return how to reach the API of a kubeconfig, or of the cluster of this process.
 
     If several files are named, the existing ones are used, with their first `current-context`, as
     in kubectl. A program that provides credentials may take up to `timeout_s`. Raises NoCluster.

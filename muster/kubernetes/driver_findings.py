@@ -45,7 +45,7 @@ class Cause(enum.StrEnum):
     UNREGISTERED = "it is not registered with the kubelet"
     SLOW = "it does not answer within 45 s"
     UNSERVED = "nothing serves its socket"
-    REFUSES = "it rejects them"
+    REFUSES = "it rejects the claims"
 
 
 def evaluate(facts: Facts) -> Iterable[PluginFinding]:
@@ -112,9 +112,9 @@ def _prepares(facts: Facts) -> Iterable[PluginFinding]:
 
 
 def _driverless_claims(facts: Facts) -> Iterable[PluginFinding]:
-    """Yield a finding for each node with claims of a driver that has no Ready pod there (D2).
+    """Yield a finding for each driver with no Ready pod on a node where its claims are used (D2).
 
-    A driver is skipped if its pods are unknown or if it is being updated.
+    A driver is skipped if its pods are unknown, have just become unready, or are being updated.
     """
     used: dict[Place, set[str]] = {}
     for pod in facts.pods:
@@ -230,7 +230,7 @@ def _pools(facts: Facts) -> Iterable[PluginFinding]:
 
 
 def _terminating(facts: Facts) -> Iterable[PluginFinding]:
-    """Yield findings on pods with claims that stay Terminating with no container running (D10)."""
+    """Yield a finding for each pod with claims whose termination seems to hang (D10)."""
     for pod in facts.pods:
         late_s = facts.age_s(pod.metadata.deleted_at)
         node = facts.nodes.get(pod.node_name)
@@ -258,7 +258,7 @@ def _terminating(facts: Facts) -> Iterable[PluginFinding]:
 def _offered_twice(
     facts: Facts, node: NodeFacts, slices: list[ResourceSlice]
 ) -> Iterable[PluginFinding]:
-    """Yield a finding for devices offered both by a device plugin and through DRA (D12)."""
+    """Yield a finding for each resource whose devices are also offered through DRA (D12)."""
     drivers = {entry.spec.driver for entry in slices if entry.spec.devices}
     if not drivers:
         return
@@ -289,7 +289,7 @@ def _offered_twice(
 
 
 def _same_devices(facts: Facts) -> Iterable[PluginFinding]:
-    """Yield a finding for each pool that has devices of one name on several nodes (D13)."""
+    """Yield a finding for each pool that has devices of the same name on several nodes (D13)."""
     for (driver, pool), newest in _newest(facts).items():
         nodes: dict[str, set[str]] = {}
         for entry in newest:
@@ -366,7 +366,7 @@ def _drivers(facts: Facts, pod: Pod) -> set[str]:
 
 
 def _driver_pod(facts: Facts, node: str, driver: str) -> str:
-    """Return the driver's pod on a node; empty if it is unknown."""
+    """Return the full name of the driver's pod on a node; empty if it is unknown."""
     here = facts.nodes[node].plugins if node in facts.nodes else ()
     return next((each.pod.full_name for each in here if each.plugin.serves(driver)), "")
 

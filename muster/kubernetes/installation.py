@@ -17,15 +17,15 @@ NOTIFIER: Final = "muster-notifier"
 NATS_PORT: Final = 4222
 HTTP_PORT: Final = 8080
 TESTS: Final = frozenset({"muster-test", "muster-test-device"})
-"""The names of pods of `helm test`, which are not parts of muster and may stay after a failure."""
+"""The name labels of test pods; `helm test` may leave these pods behind after a failure."""
 _NAME: Final = "app.kubernetes.io/name"
 _RECENT: Final = timedelta(hours=1)
 _PASSWORD: Final = re.compile(r"[A-Za-z0-9_.~-]+")
 _TLS: Final = "-nats-tls"
-"""Ends the name of the Secret with NATS' certificate; all objects' names begin the same way."""
+"""The end of the name of the Secret with NATS' certificate; its start is common to all objects."""
 _SETTINGS: Final = "configuration"
 _RECEIVERS: Final = "receivers"
-"""Volumes of the notifier: its settings, and the Secret of receivers."""
+"""Volumes: the settings of a part, and the Secret of the notifier's receivers."""
 
 
 class Unreachable(Exception):
@@ -244,7 +244,7 @@ def receivers_secret(pods: Sequence[Pod], namespace: str) -> str:
         raise Unreachable(f"the notifier in the namespace {namespace} {problem}")
     if len(names) > 1:
         which = ", ".join(sorted(names))
-        raise Unreachable(f"several notifiers are in the namespace {namespace}, with {which}")
+        raise Unreachable(f"notifiers in the namespace {namespace} read several Secrets: {which}")
     return names.pop()
 
 

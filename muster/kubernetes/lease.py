@@ -147,7 +147,7 @@ class Lease(leadership.Election):
             return None
 
     def _note(self, answer: kubernetes_api.Answer) -> None:
-        """Log the first failure in a row to read or renew the Lease."""
+        """Record the problem of a request, if any, and log the first of consecutive problems."""
         if answer.problem and not self._problem:
             logs.logger().warning("lease_unavailable", error=answer.problem)
         self._problem = answer.problem

@@ -80,7 +80,7 @@ class Condition(Object, frozen=True):
 
 
 class Requirement(Object, frozen=True):
-    """One requirement of a selector: a key, an operator, its values."""
+    """One requirement of a selector: a key, an operator and values."""
 
     key: str = ""
     operator: str = ""
@@ -130,7 +130,7 @@ class Taint(Object, frozen=True):
 
 
 class Toleration(Object, frozen=True):
-    """A toleration; an empty key or effect matches any taint."""
+    """A toleration; an empty key matches every key, an empty effect every effect."""
 
     key: str = ""
     operator: str = ""

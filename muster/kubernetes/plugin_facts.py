@@ -71,7 +71,7 @@ class Level(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PluginFinding:
-    """A problem: `name` is a resource, driver or plugin, `pod` the pod to inspect."""
+    """A problem: `name` is a resource, driver or plugin, and `pod` is the pod to inspect."""
 
     kind: Kind
     level: Level
@@ -287,7 +287,7 @@ def _groups(nodes: Iterable[NodeFacts]) -> dict[tuple[str, str], Group]:
 
 
 def trimmed_node(node: objects.Node) -> objects.Node:
-    """Return a node with only the fields used here, because there may be ten thousand nodes."""
+    """Return a node without unused labels, resources and conditions, to save memory."""
     replace = msgspec.structs.replace
     kept = {_TYPE, *GPU_LABELS}
     labels = {key: value for key, value in node.labels.items() if key in kept}
@@ -313,7 +313,7 @@ def trimmed_pod(pod: Pod) -> Pod:
 
 
 def is_relevant(pod: Pod, more: Sequence[known_plugins.KnownPlugin] = ()) -> bool:
-    """Return whether a pod runs a known plugin, or has (or was refused) devices or claims."""
+    """Return whether a pod runs a known plugin, has claims, or requests or was refused devices."""
     return (
         pod.has_claims
         or bool(pod.requested())

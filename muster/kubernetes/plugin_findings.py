@@ -123,7 +123,7 @@ def _none(
 ) -> Iterable[PluginFinding]:
     """Yield a finding for a resource without devices.
 
-    Plugins that register on demand are excepted, and plugins that offer another resource if
+    There is no finding if the plugin registers on demand, or if it offers another resource and
     nothing shows that the node should offer this one.
     """
     if plugin.plugin.registers_on_demand:
@@ -275,7 +275,8 @@ def _unhealthy_devices(facts: Facts) -> Iterable[PluginFinding]:
                 name=unhealthy[0][0],
                 node=pod.node_name,
                 pod=pod.full_name,
-                text=f"{pod.full_name} holds {len(unhealthy)} Unhealthy devices of {names}",
+                text=f"{pod.full_name} holds "
+                f"{wording.counted(len(unhealthy), 'Unhealthy device')} of {names}",
                 evidence=tuple(
                     f"{device.resource_id}: {device.message or device.health}"
                     for _, device in unhealthy[:5]
@@ -288,14 +289,14 @@ def _expected(facts: Facts, node: NodeFacts, resource: str, plugin: PluginPod) -
     reasons = []
     holders = [pod for pod in _requesting(facts, node.name, resource) if pod.phase == "Running"]
     if holders:
-        reasons.append(f"held by {wording.name_list(pod.full_name for pod in holders)}")
+        reasons.append(f"devices are held by {wording.name_list(pod.full_name for pod in holders)}")
     peers = facts.peers(node, plugin.plugin)
     if peers.offering(resource):
         reasons.append(_peer_evidence(peers, resource))
     waiting = [] if resource in facts.offered else _requesting(facts, "", resource)
     if waiting:
         names = wording.name_list(pod.full_name for pod in waiting)
-        reasons.append(f"no node offers it, and {names} wait for it")
+        reasons.append(f"no node offers {resource}, which {names} requested")
     if resource.startswith("nvidia.com/"):
         labels = node.node.labels
         reasons += [
@@ -335,7 +336,7 @@ def _requesting(facts: Facts, node: str, resource: str) -> list[Pod]:
 def _peer_evidence(peers: Peers, resource: str) -> str:
     return (
         f"{peers.offering(resource)} of {peers.count} other {peers.node.type} nodes with this "
-        "plugin offer it"
+        f"plugin offer {resource}"
     )
 
 

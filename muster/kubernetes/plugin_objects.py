@@ -27,7 +27,7 @@ class Metadata(objects.Metadata, frozen=True):
 
     @property
     def changed_at(self) -> datetime | None:
-        """Return when a field last changed, or when its object was created; None if unknown."""
+        """Return when the object was last changed or created; None if unknown."""
         times = (objects.parse_time(entry.time) for entry in self.managed_fields or ())
         return max((time for time in (*times, self.created_at) if time), default=None)
 
@@ -223,7 +223,7 @@ class ClaimConsumer(objects.Object, frozen=True):
 
 
 class ClaimStatus(objects.Object, frozen=True):
-    """A claim's devices, and the pods that may use them."""
+    """A claim's devices, and the objects, such as pods, that may use them."""
 
     allocation: ClaimAllocation | None = None
     reserved_for: tuple[ClaimConsumer, ...] | None = None

@@ -30,7 +30,7 @@ class Forward:
         self.pod = pod
         self.local_port = 0
         self.problem = ""
-        """Why the last connection failed, as reported by the API or the kubelet."""
+        """The problem of the last failed connection; empty if none has failed."""
         self._api = api
         self._path = f"/api/v1/namespaces/{namespace}/pods/{pod}/portforward"
         self._port = port

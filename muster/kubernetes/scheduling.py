@@ -65,7 +65,7 @@ def selects_node(spec: objects.PodSpec, *, name: str, labels: Mapping[str, str])
 
 
 def node_label_keys(spec: objects.PodSpec) -> frozenset[str]:
-    """Return the node labels on which `selects_node` depends."""
+    """Return the keys of the node labels on which `selects_node` depends."""
     keys = set(spec.node_selector or ())
     affinity = spec.affinity and spec.affinity.node_affinity
     if affinity and affinity.required:
@@ -120,7 +120,7 @@ class DeviceCapacity(objects.Object, frozen=True):
 
 
 class SliceDevice(objects.Object, frozen=True):
-    """A device of a ResourceSlice; v1beta1 keeps all but its name in `basic`."""
+    """A device of a ResourceSlice; v1beta1 keeps all its fields except the name in `basic`."""
 
     name: str = ""
     attributes: dict[str, DeviceAttribute] | None = None

@@ -31,7 +31,7 @@ are a minute apart (apiserver cacher, bookmarkFrequency), with one more 2 s befo
 a watch costs one request, and no list.
 """
 _IDLE_S: Final = 27.0
-"""A watch that has not ended after this time counts as hung."""
+"""A watch that neither sends a line nor ends for this long counts as hung."""
 _STEADY_S: Final = 5.0
 """After a watch that lasted at least this long, the next watch begins immediately."""
 _BACKOFF: Final = pacing.Backoff(first_s=0.2, max_s=5.0, jitter=0.5)

@@ -93,7 +93,7 @@ def test_without_a_default_storage_class_the_doctor_names_nats_first(
     level, text = findings.pop("pods")
     lacking = "0/1 nodes are available: pod has unbound immediate PersistentVolumeClaims"
     assert level == "FAIL"
-    assert text.startswith(f"no ready pod: muster-nats: muster-nats-0 {lacking}")
+    assert text.startswith(f"no ready pod: muster-nats (muster-nats-0 {lacking}")
     why = "no pod of muster-nats is ready in the namespace muster: muster-nats-0 (Pending)"
     assert findings["bus"] == ("NOT CHECKED", why)
     assert {level for level, _ in findings.values()} == {"OK", "NOT CHECKED"}

@@ -319,7 +319,7 @@ def test_the_most_urgent_alert_that_is_not_silenced_is_shown_first() -> None:
     assert first(*three, silences={}) == "alerts    3 firing; critical: early"
     assert first(*three, silences={"f": quiet}) == "alerts    3 firing; critical: late"
     assert first(early, silences={"f": quiet}) == "alerts    1 firing; silenced, critical: early"
-    text = "alerts    1 firing; warning: lost; no pod is known to use it"
+    text = "alerts    1 firing; warning: lost; no pod is known to be affected"
     assert first(lost, silences={}) == text
 
 

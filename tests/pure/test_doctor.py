@@ -181,14 +181,14 @@ ROWS: Final = [
         {"pods": [*PODS[:2], pod("muster-plugin", ready=False, container=WAITING)]},
         (
             Level.FAIL,
-            "no ready pod: muster-plugin: muster-plugin-0 CrashLoopBackOff",
+            "no ready pod: muster-plugin (muster-plugin-0 CrashLoopBackOff)",
             DESCRIBE,
         ),
     ),
     (
         Check.PODS,
         {"pods": PODS[1:]},
-        (Level.FAIL, "no ready pod: muster-health: there is none", DESCRIBE),
+        (Level.FAIL, "no ready pod: muster-health (there is no pod)", DESCRIBE),
     ),
     (
         Check.PODS,
@@ -196,8 +196,8 @@ ROWS: Final = [
         (
             Level.FAIL,
             (
-                "no ready pod: muster-nats: muster-nats-0 no volume, "
-                "muster-gate: muster-gate-0 it waits, muster-health: there is none"
+                "no ready pod: muster-nats (muster-nats-0 no volume), "
+                "muster-gate (muster-gate-0 it waits), muster-health (there is no pod)"
             ),
             DESCRIBE,
         ),
@@ -276,21 +276,25 @@ ROWS: Final = [
         {"stores": stores(MUSTER_OUTBOX={"stored_bytes": 1024 * 1024})},
         (
             Level.FAIL,
-            "full, and refuses messages: MUSTER_OUTBOX with 1.0 of 1 MiB",
+            "full and refusing messages: MUSTER_OUTBOX with 1.0 of 1 MiB",
             f"{RUNBOOKS}evictions.html",
         ),
     ),
     (
         Check.STREAMS,
         {"stores": stores(KV_muster_state={"stored_bytes": 900 * 1024})},
-        (Level.WARN, "KV_muster_state with 0.9 of 1 MiB", f"{RUNBOOKS}evictions.html"),
+        (
+            Level.WARN,
+            "KV_muster_state with 0.9 of 1 MiB is nearly full",
+            f"{RUNBOOKS}evictions.html",
+        ),
     ),
     (
         Check.STREAMS,
         {"stores": stores(MUSTER_ALERTS={"away": ("muster-nats-2",)})},
         (
             Level.WARN,
-            "MUSTER_ALERTS: muster-nats-2 is behind",
+            "MUSTER_ALERTS has no current copy on muster-nats-2",
             f"{RUNBOOKS}nats_down.html",
         ),
     ),
@@ -441,24 +445,24 @@ ROWS: Final = [
     (
         Check.CERTIFICATES,
         {"certificates": {"NATS": NOW + timedelta(days=31)}},
-        (Level.OK, "NATS until 2026-02-02", ""),
+        (Level.OK, "NATS expires on 2026-02-02", ""),
     ),
     (
         Check.CERTIFICATES,
         {"certificates": {"NATS": NOW + timedelta(days=30)}},
-        (Level.WARN, "NATS until 2026-02-01", f"{RUNBOOKS}nats_down.html"),
+        (Level.WARN, "NATS expires on 2026-02-01", f"{RUNBOOKS}nats_down.html"),
     ),
     (
         Check.CERTIFICATES,
         {"certificates": {"NATS": NOW - timedelta(days=1)}},
-        (Level.FAIL, "NATS until 2026-01-01", f"{RUNBOOKS}nats_down.html"),
+        (Level.FAIL, "NATS expires on 2026-01-01", f"{RUNBOOKS}nats_down.html"),
     ),
     (
         Check.CERTIFICATES,
         {"certificates": {name: NOW + timedelta(days=31 - n) for n, name in enumerate("abcd")}},
         (
             Level.WARN,
-            "d until 2026-01-30, c until 2026-01-31, b until 2026-02-01 and 1 more",
+            "d expires on 2026-01-30, c expires on 2026-01-31, b expires on 2026-02-01 and 1 more",
             f"{RUNBOOKS}nats_down.html",
         ),
     ),

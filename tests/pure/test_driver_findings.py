@@ -60,7 +60,7 @@ def test_a_driver_that_works_is_no_finding() -> None:
             "it does not answer within 45 s",
         ),
         ('code = Unavailable desc = "connection refused"', "nothing serves its socket"),
-        ("NodePrepareResources failed for ResourceClaim c: sick", "it rejects them"),
+        ("NodePrepareResources failed for ResourceClaim c: sick", "it rejects the claims"),
     ],
 )
 def test_claims_that_cannot_be_prepared_are_told_apart_by_cause(message: str, cause: str) -> None:

@@ -97,7 +97,7 @@ def test_a_secret_of_receivers_that_is_not_certain_is_refused() -> None:
 
     ours = notifier("minimal")
     assert refusal(ours, notifier("minimal", "gpus-notifier-receivers")) == (
-        "several notifiers are in the namespace muster, with gpus-notifier-receivers, "
+        "notifiers in the namespace muster read several Secrets: gpus-notifier-receivers, "
         "muster-notifier-receivers"
     )
     older = msgspec.structs.replace(ours, spec=nats("minimal").spec)

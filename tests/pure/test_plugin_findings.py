@@ -52,7 +52,7 @@ def test_devices_that_the_plugin_itself_reported_unhealthy_are_told_from_a_lost_
     assert (held.kind, held.level, held.text, held.evidence) == (
         Kind.UNHEALTHY,
         Level.WARN,
-        f"default/p holds 1 Unhealthy devices of {GPU}",
+        f"default/p holds 1 Unhealthy device of {GPU}",
         ("GPU-1: Unhealthy",),
     )
 
@@ -91,18 +91,18 @@ def test_what_the_kubelet_has_forgotten_is_a_warning_without_a_sign_that_it_shou
 @pytest.mark.parametrize(
     ("others", "pods", "labels", "evidence"),
     [
-        ([], [user(asks=GPU)], {}, "held by default/p"),
+        ([], [user(asks=GPU)], {}, "devices are held by default/p"),
         (
             [node("b"), node("c", GONE)],
             [plugin("b"), plugin("c")],
             {},
-            "1 of 2 other g5.xlarge nodes with this plugin offer it",
+            f"1 of 2 other g5.xlarge nodes with this plugin offer {GPU}",
         ),
         (
             [],
             [user(asks=GPU, on="", phase="Pending")],
             {},
-            "no node offers it, and default/p wait for it",
+            f"no node offers {GPU}, which default/p requested",
         ),
         ([], [], {"nvidia.com/gpu.present": "true"}, "nvidia.com/gpu.present=true"),
     ],
@@ -136,7 +136,7 @@ def test_a_plugin_that_has_never_offered_what_nodes_like_its_own_offer_is_an_err
             pod="kube-system/plugin-a",
             text=f"offers no {GPU}: NVIDIA k8s-device-plugin runs and is Ready, but has never "
             "registered it here",
-            evidence=("2 of 2 other g5.xlarge nodes with this plugin offer it", READY),
+            evidence=(f"2 of 2 other g5.xlarge nodes with this plugin offer {GPU}", READY),
         )
     ]
 

@@ -231,7 +231,7 @@ def test_a_bad_address_node_or_time_is_refused(tmp_path: Path) -> None:
     assert muster(tmp_path, "status", "--health", "health:8080") == (
         2,
         "",
-        "muster status: 'health:8080' is not the address of a health service, such as http://127.0.0.1:8080\n",
+        "muster status: 'health:8080' is not the address of a health service such as http://127.0.0.1:8080\n",
     )
     assert muster(tmp_path, "why", "Node_A") == (
         2,

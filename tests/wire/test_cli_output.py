@@ -92,7 +92,7 @@ def test_the_list_of_commands_says_what_each_command_says_itself(name: str) -> N
     ("arguments", "problem"),
     [
         (("status", "--foo"), "muster status: Unknown option: --foo.\n"),
-        (("config", "validate", "a", "b"), "muster config validate: unexpected: b\n"),
+        (("config", "validate", "a", "b"), "muster config validate: unexpected arguments: b\n"),
         (("why",), 'muster why: Command "why" parameter NODE requires an argument.\n'),
         (
             ("silence", "expire"),

@@ -39,7 +39,7 @@ def test_a_user_without_a_name_is_a_number() -> None:
     [
         (
             None,
-            "pip install '.[cli,auth]' in muster's source tree, or 'FILE.whl[cli,auth]' for a ",
+            "pip install '.[cli,auth]' in muster's source tree, or pip install 'FILE.whl",
         ),
         (
             {"url": "file:///nowhere/muster", "dir_info": {}},

@@ -293,7 +293,7 @@ def test_a_bundle_has_what_a_bug_report_needs_and_no_secret(tmp_path: Path) -> N
             )
             assert findings["pods"] == (
                 "FAIL",
-                "no ready pod: muster-gate: muster-gate-0 CrashLoopBackOff",
+                "no ready pod: muster-gate (muster-gate-0 CrashLoopBackOff)",
             )
 
     asyncio.run(story())
@@ -371,10 +371,10 @@ def test_a_bundle_overwrites_a_file_only_when_forced(
     link.symlink_to(file)
     options = ("--url", "nats://127.0.0.1:1", "--within", "1s", "--bundle")
     for named, problem in (
-        (file, f"{file}: exists; --force overwrites it"),
-        (link, f"{link}: exists; --force overwrites it"),
-        (tmp_path, f"{tmp_path}: a directory"),
-        (tmp_path / "a" / "b", f"{tmp_path}/a: no such directory"),
+        (file, f"{file} exists; --force overwrites it"),
+        (link, f"{link} exists; --force overwrites it"),
+        (tmp_path, f"{tmp_path} is a directory"),
+        (tmp_path / "a" / "b", f"the directory {tmp_path}/a does not exist"),
         (tmp_path / ("a" * 256), f"{tmp_path}/{'a' * 256}: File name too long"),
     ):
         assert registry.call("doctor", *options, str(named)) == 2
@@ -414,7 +414,7 @@ def test_a_nats_that_does_not_answer_fails_and_names_no_other_muster(tmp_path: P
     )
     assert findings["health"] == (
         "NOT CHECKED",
-        "no health service is named: --context CONTEXT or --health URL",
+        "no health service was given; pass --context CONTEXT or --health URL",
     )
     assert "s3cret-word" not in repr(findings)
 
@@ -444,7 +444,7 @@ def test_a_stream_that_is_gone_and_a_lock_that_nobody_holds_fail(tmp_path: Path)
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        (("--url", "gopher://x"), "--url: not a NATS address, such as nats://127.0.0.1:4222"),
+        (("--url", "gopher://x"), "--url: not a NATS address such as nats://127.0.0.1:4222"),
         (("--within", "soon"), "--within: 'soon' is not a duration such as 2h or 1h30m"),
     ],
 )

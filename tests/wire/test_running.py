@@ -107,7 +107,7 @@ def test_of_several_stacks_the_used_one_is_named(capsys: pytest.CaptureFixture[s
     )
     used = {"nats://127.0.0.1:4222": first, "nats://127.0.0.1:4223": second}
     chosen = used[events.address("dlq", None)]
-    text = f"muster dlq: `muster up` runs 2 times; this uses {chosen}\n"
+    text = f"muster dlq: 2 instances of `muster up` are running; using {chosen}\n"
     assert capsys.readouterr().err == text
     assert events.address("dlq", "nats://ops:4222") == "nats://ops:4222"
     assert capsys.readouterr().err == ""

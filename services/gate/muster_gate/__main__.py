@@ -26,7 +26,7 @@ start.end_imports()
 
 _GROUP: Final = "muster-gate"
 _REFETCH_S: Final = 5.0
-"""The minimum time after any fetch before a token with an unknown key triggers another one."""
+"""The minimum time after any fetch before a token with an unknown key triggers another."""
 _WAITING_FOR_KEYS_MAX: Final = 1_000
 _LOG_INTERVAL_S: Final = 10.0
 _REQUESTS_MAX: Final = 20_000

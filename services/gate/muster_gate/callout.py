@@ -53,7 +53,7 @@ class _Claims(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Signing:
-    """The keys that sign answers (`answer`) and the users in them (`node`), and their accounts.
+    """The keys that sign answers (`answer`) and users (`node`), and the accounts of both.
 
     In an installation with passwords, both keys are the same and `auth` is empty, and each answer
     lists the permissions of the plugin.

@@ -89,7 +89,7 @@ def _cache(file: Path, keys: _Cached) -> None:
 
 def _bounded(document: bytes) -> bytes:
     if len(document) > _BYTES_MAX:
-        raise tokens.BadKeys(f"more than {_BYTES_MAX} bytes")
+        raise tokens.BadKeys(f"the document has more than {_BYTES_MAX} bytes")
     return document
 
 

@@ -3,7 +3,8 @@
 python -m muster_gate.issuer PASSWORD FILE
 
 PASSWORD is the file with the gate's password. FILE is included in nats-server's configuration: it
-sets one variable and contains no secret. An installation with keys (`muster auth`) does not use it.
+sets one variable and contains no secret. An installation with keys (`muster auth`) does not need
+this program.
 """
 
 import hashlib
