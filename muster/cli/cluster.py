@@ -26,7 +26,7 @@ _OWN: Final = {
     Role.READER: "muster auth reader --name NAME --out FILE",
     Role.ADMIN: "admin.creds, which muster auth init made",
 }
-"""How to get a file of credentials, by role."""
+"""How to get a credentials file, by role."""
 _ME: Final = "/apis/authentication.k8s.io/v1/selfsubjectreviews"
 _RIGHTS: Final = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 

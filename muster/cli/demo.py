@@ -42,7 +42,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """The steps of a scenario that were played; `ok` if all were played and succeeded."""
+    """The steps of a scenario that were played; `ok` is True if all were played and succeeded."""
 
     ok: bool
     seconds: float

@@ -34,7 +34,7 @@ aligned = texts.aligned
 
 
 class Unwritable(Exception):
-    """Standard output cannot be written to; `is_closed` if its reader has closed it."""
+    """Standard output cannot be written to; `is_closed` is True if its reader has closed it."""
 
     def __init__(self, error: OSError) -> None:
         super().__init__(error.strerror or str(error))
