@@ -203,8 +203,8 @@ def test_what_is_not_there_is_named(tmp_path: Path) -> None:
             await world.secret("muster-nats-reader", "password", "with a line feed\n")
             assert await refused(*CONTEXT, "events") == (
                 "Secret muster-nats-reader: password is damaged: it is a number, or has a "
-                "character that cannot be part of an address, such as a line feed; correct it, or make it "
-                "again as docs/security.md says"
+                "character that cannot be part of an address, such as a line feed; correct it, "
+                "or make it again as docs/security.md says"
             )
             waiting = {"phase": "Pending", "conditions": []}
             await world.status("muster-nats-0", waiting)
