@@ -97,8 +97,8 @@ class Retry:
         """Count a failure and wait for the next attempt; see `end_if_cancelled`."""
         end_if_cancelled()
         self.failures += 1
-        longest_s = max(self._delays.delay_s(self.failures), at_least_s)
-        await asyncio.sleep(longest_s * random.uniform(1.0 - self._delays.jitter, 1.0))  # noqa: S311  # jitter, not a secret
+        jitter = random.uniform(1.0 - self._delays.jitter, 1.0)  # noqa: S311  # not a secret
+        await asyncio.sleep(at_least_s + self._delays.delay_s(self.failures) * jitter)
 
     def reset(self) -> None:
         """Reset to the shortest delay."""

@@ -230,7 +230,7 @@ def test_without_a_driver_there_are_no_gpus_and_with_one_there_are_without_a_res
             reported = (await here.event(vocabulary.InventoryReported)).gpus
             assert reported is not None
             assert reported.problem.startswith(
-                "no GPU can be used (not_loaded): nvmlInit failed with DRIVER_NOT_LOADED: the kernel"
+                "no GPU can be used (not_loaded): nvmlInit failed with DRIVER_NOT_LOADED: the"
             )
             here.gpus.write(scenes.h100x8())
             await here.offers(GPU, healthy=8)

@@ -261,6 +261,7 @@ ENDS: list[tuple[str, gpu.Poll | int, gpu.Poll, str]] = [
     ("a state", poll(fabric="failed"), poll(fabric="completed"), "3: -unhealthy fabric-not-ready"),
     ("a state nothing rules out", poll(fabric="failed"), MUTE, ""),
     ("a state nothing rules out", poll(remap_pending=True), MUTE, ""),
+    ("a state nothing rules out", poll(nvlinks_down=(1,)), poll(nvlinks_down=None), ""),
     ("lost", LOST, FINE, "6: -unhealthy gpu-lost"),
     ("lost, driver cannot say", LOST, MUTE, "18: -unhealthy gpu-lost"),
     ("asked", poll(recovery_action=1), FINE, "6: -unhealthy recovery-reset"),
@@ -616,8 +617,8 @@ POLLS = st.builds(
     remap_pending=MAYBE,
     remap_failed=st.sampled_from([None, False, False, False, True]),
     retired_pending=MAYBE,
-    slowdowns=st.sampled_from([(), ("HW_THERMAL",)]),
-    nvlinks_down=st.sampled_from([(), (1,)]),
+    slowdowns=st.sampled_from([None, (), ("HW_THERMAL",)]),
+    nvlinks_down=st.sampled_from([None, (), (1,)]),
     fabric=st.sampled_from([None, "not_supported", "completed", "failed", "in_progress"]),
 )
 GOOD_POLLS = st.sampled_from([FINE, FINE, FINE, MUTE])

@@ -164,6 +164,13 @@ def test_a_clique_is_that_of_a_fabric_the_gpu_is_in() -> None:
     assert decode.clique(3, 0, bytes(16), 7) == ""
 
 
+def test_links_whose_state_is_unknown_are_neither_up_nor_down() -> None:
+    assert decode.links_down({}) == ()
+    assert decode.links_down({0: True, 1: True}) == ()
+    assert decode.links_down({0: True, 1: None}) is None
+    assert decode.links_down({0: False, 1: None}) == (0,)
+
+
 def test_only_what_slows_a_gpu_down_against_its_will_is_a_slowdown() -> None:
     assert decode.slowdowns(0x1 | 0x2 | 0x4 | 0x10 | 0x100) == ()
     assert decode.slowdowns(0x08 | 0x20 | 0x40 | 0x80) == (

@@ -450,7 +450,7 @@ def test_more_resources_than_can_be_served_are_left_out_and_those_that_stand_sta
     ]
     (problem,) = few.problems
     assert problem == (
-        "9 resources are more than the 3 that the limit of open files allows; left out: "
-        "a.example/x2, a.example/x3, a.example/x4, a.example/x5, a.example/x6 and 1 more"
+        "9 resources are more than the 3 that one plugin serves with its limit of open files; "
+        "left out: a.example/x2, a.example/x3, a.example/x4, a.example/x5, a.example/x6 and 1 more"
     )
     assert resource_plan.limited(whole, 9, current_names=()) is whole

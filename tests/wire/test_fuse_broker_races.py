@@ -316,6 +316,6 @@ def test_a_job_that_hangs_in_the_kernel_bars_its_own_pod_and_none_that_was_only_
         running.call(running.broker.close(stuck.pod_uid))
         running.open(stuck.pod_uid)
         with fuse_broker.daemon(stuck, directory="/mnt/home/empty") as daemon:
-            text = "an earlier mount of this pod hangs in the kernel; delete the pod"
+            text = "an earlier request of this pod hangs in the kernel; delete the pod"
             assert fuse_broker.refused(daemon) == (errno.EBUSY, text)
         assert running.of(observations.Aborted) == []

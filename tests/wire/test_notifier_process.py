@@ -569,6 +569,26 @@ def test_messages_for_nobody_do_not_stay_in_the_outbox(tmp_path: pathlib.Path) -
     play(story, tmp_path)
 
 
+def test_messages_stay_in_the_outbox_while_the_directory_of_receivers_cannot_be_read(
+    tmp_path: pathlib.Path,
+) -> None:
+    async def story(made: World) -> None:
+        assert made.bus is not None
+        await storage.enqueue(made.bus.link, "muster.outbox.ops.1", b"1", key="1")
+        more = tmp_path / "receivers"
+        more.touch()
+        await made.start(
+            receivers=[{"name": "other", "console": {}}], receivers_directory=str(more)
+        )
+        await made.ready()
+        (line,) = made.log("receiver_unusable")
+        assert "Not a directory" in line["error"]
+        waiting = await storage.waiting_subjects(made.bus.link, streams.OUTBOX, "muster.outbox.>")
+        assert waiting == ["muster.outbox.ops.1"]
+
+    play(story, tmp_path)
+
+
 def mount(directory: pathlib.Path, version: int, **texts: str) -> None:
     """Give a directory this content as the kubelet does (pkg/volume/util/atomic_writer.go, 1.37).
 

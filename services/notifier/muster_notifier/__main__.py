@@ -9,7 +9,7 @@ from muster.service import start  # isort: skip  # before everything else
 import asyncio
 import functools
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from datetime import UTC, datetime
 from typing import Final
 
@@ -89,14 +89,14 @@ async def _serve_receivers(settings: schema.Settings) -> None:
         content = await more.read(settings)
         monitor.log_refused(content.refused)
         chosen = schema.with_receivers(settings, content.receivers)
-        await _serve_until(chosen, content.refused, over=change)
+        await _serve_until(chosen, content, over=change)
         if has_changed:
             logs.logger().info("receivers_changed", directory=settings.receivers_directory)
 
 
 async def _serve_until(
     settings: schema.Settings,
-    refused: Mapping[str, str],
+    content: directory.Content,
     *,
     over: Callable[[], Coroutine[object, object, None]],
 ) -> None:
@@ -107,7 +107,7 @@ async def _serve_until(
         producer="services/notifier",
         name="notifier",
     ) as connected:
-        notifier = _Notifier(settings, connected, refused)
+        notifier = _Notifier(settings, connected, content)
         async with (
             notifier.election,
             probes.serve(
@@ -125,10 +125,10 @@ async def _serve_until(
 
 class _Notifier:
     def __init__(
-        self, settings: schema.Settings, connected: bus.Bus, refused: Mapping[str, str]
+        self, settings: schema.Settings, connected: bus.Bus, content: directory.Content
     ) -> None:
         self._settings = settings
-        self._refused = tuple(refused)
+        self._refused = tuple(content.refused)
         self._bus = connected
         self._is_restored = False
         self._clock = asyncio.get_running_loop().time
@@ -158,7 +158,7 @@ class _Notifier:
             report=self._enqueue,
             may_act=self.election.wait_until_leader,
             firing=self._machine.firing,
-            left_out=self._refused,
+            is_left_out=lambda name: not content.is_complete or name in content.refused,
         )
         self._own_alerts = monitor.OwnAlerts(
             self._enqueue, instance=connected.instance, runbook_url=settings.runbook_url

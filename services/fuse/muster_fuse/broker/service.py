@@ -231,7 +231,7 @@ class Broker:
             raise Refusal(Reason.BUSY, errno.EBUSY, text) from None
         try:
             if self._mounter.is_stuck(served.history):
-                text = "an earlier mount of this pod hangs in the kernel; delete the pod"
+                text = "an earlier request of this pod hangs in the kernel; delete the pod"
                 raise Refusal(Reason.STUCK, errno.EBUSY, text)
             yield
         finally:

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Final
 
@@ -38,18 +38,18 @@ class Dispatcher:
         report: Callable[[grouping.Outcome], Awaitable[None]],
         may_act: Callable[[], Awaitable[None]],
         firing: Callable[[Iterable[str]], frozenset[str]],
-        left_out: Collection[str] = (),
+        is_left_out: Callable[[str], bool],
     ) -> None:
         """Raise CannotStart if a receiver is unusable. `may_act` waits until we are the leader.
 
-        Notifications to the receivers in `left_out` stay in the outbox.
+        Notifications to receivers that `is_left_out` names stay in the outbox.
         """
         self._settings = settings
         self._bus = connected
         self._report = report
         self._may_act = may_act
         self._firing = firing
-        self._left_out = frozenset(left_out)
+        self._is_left_out = is_left_out
         # the subjects of dead letters by receiver and group
         self._dead: dict[str, dict[str, None]] = {}
         delivery_metrics.forget()
@@ -136,8 +136,10 @@ class Dispatcher:
 
         At most `_STORED_AT_ONCE_MAX` are stored at a time; the others are deleted.
         """
-        known, count = {*self._workers, *self._left_out}, 0
-        async for subject, body, _ in self._waiting(lambda name: name not in known):
+        count = 0
+        async for subject, body, _ in self._waiting(
+            lambda name: name not in self._workers and not self._is_left_out(name)
+        ):
             count += 1
             if count <= _STORED_AT_ONCE_MAX:
                 await self._store_as_dead_letter(subject, body)

@@ -31,6 +31,8 @@ class Content:
 
     receivers: tuple[receiver_settings.Receiver, ...] = ()
     refused: Mapping[str, str] = field(default_factory=dict)
+    is_complete: bool = True
+    """Whether every file was read; if not, there may be more receivers."""
 
 
 class Directory:
@@ -53,7 +55,7 @@ class Directory:
         except (OSError, TimeoutError) as error:
             self._signature, self._stamp = None, b""
             reason = error.strerror if isinstance(error, OSError) else None
-            return Content(refused={str(path): reason or "not read in time"})
+            return Content(refused={str(path): reason or "not read in time"}, is_complete=False)
         self._signature, self._stamp = signature, _stamp(texts)
         return content
 
@@ -95,9 +97,11 @@ def _read(path: Path, settings: schema.Settings) -> tuple[Mapping[str, bytes], C
     taken = {receiver.name for receiver in settings.receivers}
     receivers: list[receiver_settings.Receiver] = []
     refused: dict[str, str] = {}
+    is_complete = True
     for number, (file, text) in enumerate(texts.items()):
         if number == _FILES_MAX:
             refused[file] = f"not read: only the first {_FILES_MAX} files are read"
+            is_complete = False
             break
         name = file.removesuffix(setup_plan.SUFFIX)
         if name == file:
@@ -116,7 +120,7 @@ def _read(path: Path, settings: schema.Settings) -> tuple[Mapping[str, bytes], C
                 receivers.append(receiver)
         if problem:
             refused[name] = problem
-    return texts, Content(tuple(receivers), refused)
+    return texts, Content(tuple(receivers), refused, is_complete)
 
 
 def _names(path: Path) -> list[str]:

@@ -103,8 +103,8 @@ def limited(plan: Plan, most: int, *, current_names: Collection[str]) -> Plan:
     planned = sorted(plan.resources, key=lambda resource: resource.name not in current_names)
     left_out = errors.listed([resource.name for resource in planned[most:]], most=_LISTED_MAX)
     problem = (
-        f"{len(planned)} resources are more than the {most} that the limit of open files allows; "
-        f"left out: {left_out}"
+        f"{len(planned)} resources are more than the {most} that one plugin serves with its limit "
+        f"of open files; left out: {left_out}"
     )
     return Plan(resources=tuple(planned[:most]), problems=(*plan.problems, problem))
 

@@ -1,7 +1,7 @@
 """Pure: determines which faults a GPU poll shows or rules out, and when an active fault ends.
 
 A signal is a sign of a fault in what NVML reports. An unknown value neither shows nor rules out a
-fault, but an unknown slowdown or NVLink counts as good. Source of numbers: nvml.h 13.3.
+fault, nor does it interrupt a row of polls. Source of numbers: nvml.h 13.3.
 
     fault                            | is over after
     ---------------------------------|--------------------------------------------------------------
@@ -247,19 +247,18 @@ def _heat(poll: gpu.Poll) -> str:
 
 
 def _denied(poll: gpu.Poll) -> Iterator[str]:
-    """Yield the codes on which a poll is conclusive: it shows these faults or rules them out.
-
-    There are none if the poll was not answered.
-    """
+    """Yield the codes that an answered poll shows or rules out; none if it was not answered."""
     if poll.error:
         return
-    yield from (LOST, RESET_REQUIRED, SLOWDOWN, NVLINK)
+    yield from (LOST, RESET_REQUIRED)
     if poll.recovery_action is not None:
         yield from _RECOVERY
     values = {
         REMAP_PENDING: poll.remap_pending,
         RETIRED_PENDING: poll.retired_pending,
         ECC: poll.ecc_uncorrected,
+        SLOWDOWN: poll.slowdowns,
+        NVLINK: poll.nvlinks_down,
     }
     yield from (code for code, value in values.items() if value is not None)
     if poll.fabric in _READY:

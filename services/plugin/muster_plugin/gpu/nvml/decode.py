@@ -217,6 +217,12 @@ _SLOWDOWNS: Final[Mapping[int, str]] = {
 }
 
 
+def links_down(links: Mapping[int, bool | None]) -> tuple[int, ...] | None:
+    """Return the NVLinks that are down; None if none is, and the state of one is unknown."""
+    down = tuple(link for link, is_up in links.items() if is_up is False)
+    return None if not down and None in links.values() else down
+
+
 def slowdowns(reasons: int) -> tuple[str, ...]:
     """Return the names of the involuntary slowdowns in nvmlClocksEventReasons."""
     return tuple(name for bit, name in _SLOWDOWNS.items() if reasons & bit)

@@ -176,15 +176,15 @@ def poll_gpu(
             remap_pending=_as_bool(fields.get(_REMAP_PENDING, rows[2] if rows else None)),
             remap_failed=_as_bool(fields.get(_REMAP_FAILED, rows[3] if rows else None)),
             retired_pending=_as_bool(retired),
-            slowdowns=decode.slowdowns(reasons or 0),
+            slowdowns=None if reasons is None else decode.slowdowns(reasons),
             temperature_c=query(nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU),
             slowdown_c=query(
                 nvml.nvmlDeviceGetTemperatureThreshold,
                 handle,
                 nvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN,
             ),
-            nvlinks_down=tuple(
-                link for link in sorted(links) if query(nvlink_is_up, nvml, handle, link) is False
+            nvlinks_down=decode.links_down(
+                {link: query(nvlink_is_up, nvml, handle, link) for link in sorted(links)}
             ),
             fabric=decode.fabric(fabric.state, fabric.status) if fabric else None,
         )
