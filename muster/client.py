@@ -98,11 +98,11 @@ async def reach(connected: bus.Bus, target: str, *, timeout_s: float | None = RE
         async with asyncio.timeout(timeout_s):
             await connected.link.client()
     except TimeoutError:
-        text = f"NATS at {_shown(target)} has not answered for {timeout_s:g} s"
+        text = f"NATS at {without_password(target)} has not answered for {timeout_s:g} s"
         raise ConnectionError(text) from None
 
 
-def _shown(target: str) -> str:
+def without_password(target: str) -> str:
     """Return the addresses without users and passwords."""
     return re.sub(r"//[^/,]*@", "//", target)
 
@@ -140,11 +140,11 @@ async def _stored(
     events: list[codec.CloudEvent] = []
     for name, task in sorted(reading.items()):
         if task.cancelled():
-            text = f"NATS at {_shown(target)} has not served {name} within {_READ_S:g} s"
+            text = f"NATS at {without_password(target)} has not served {name} within {_READ_S:g} s"
             raise ConnectionError(text)
         error = task.exception()
         if error is not None and stream_info.is_no_stream(error):
-            text = f"NATS at {_shown(target)} has no stream {name}, which health creates"
+            text = f"NATS at {without_password(target)} has no stream {name}, which health creates"
             raise ConnectionError(text)
         events += task.result()
     for event in sorted(events, key=lambda event: event.time)[:_HISTORY_MAX]:

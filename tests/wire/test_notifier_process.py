@@ -582,7 +582,7 @@ def test_messages_stay_in_the_outbox_while_the_directory_of_receivers_cannot_be_
         )
         await made.ready()
         (line,) = made.log("receiver_unusable")
-        assert "Not a directory" in line["error"]
+        assert "Not a directory" in str(line["error"])
         waiting = await storage.waiting_subjects(made.bus.link, streams.OUTBOX, "muster.outbox.>")
         assert waiting == ["muster.outbox.ops.1"]
 
