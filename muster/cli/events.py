@@ -226,8 +226,8 @@ async def subscribe_all(
                 await connected.link.client()
         except TimeoutError:
             raise nats.NatsUnavailable(
-                f"NATS at {client.without_password(url)} is not ready after {_START_TIMEOUT_S:g} s; "
-                "it needs about 2 GiB of free disk space"
+                f"NATS at {client.without_password(url)} is not ready after "
+                f"{_START_TIMEOUT_S:g} s; it needs about 2 GiB of free disk space"
             ) from None
         tasks = [asyncio.create_task(follow(s)) for s in streams.FOLLOWED]
         try:
