@@ -303,7 +303,7 @@ class Observer:
         missing: NotSeen | None,
     ) -> Seen | NotSeen:
         if missing is not None or self._bus is None:
-            return missing or NotSeen("NATS was not reached")
+            return missing or NotSeen("NATS could not be reached")
         return await self.look(what, looking(self._bus))
 
     async def _services(self, pods: Sequence[installation.Pod] | NotSeen) -> list[Process]:

@@ -51,7 +51,7 @@ def mount_text(mount: vocabulary.FuseMount, *, has_state: bool = True) -> str:
 
 
 def _report_text(event: codec.CloudEvent) -> str:
-    """Return an event for which `change_text` has no case as text."""
+    """Return the text of an event for which `change_text` has no case."""
     match event.data:
         case vocabulary.DeviceAdded(device=device):
             reason = f" {device.reason}" if device.reason else ""
@@ -83,7 +83,7 @@ def _report_text(event: codec.CloudEvent) -> str:
 
 
 def said(event: codec.CloudEvent) -> str:
-    """Return the content of an event for which `_report_text` has no case, as text."""
+    """Return the text of an event for which `_report_text` has no case."""
     match event.data:
         case vocabulary.PluginEvent() as reported:
             text = _of_plugin(reported) or _fields(event)

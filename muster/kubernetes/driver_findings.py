@@ -181,6 +181,7 @@ def _no_slice(
         peers = facts.peers(node, each.plugin).count
         agree = min(peers, publishing[node.type, each.plugin.name])
         is_expected = bool(users) or 0 < peers == agree
+        ready_min = int((each.ready_s or 0) // 60)
         yield PluginFinding(
             kind=Kind.NO_SLICE,
             level=Level.ERROR if is_expected else Level.WARN,
@@ -190,7 +191,7 @@ def _no_slice(
             text=f"{each.plugin.name} runs and is Ready, but has published no ResourceSlice for "
             "this node" + ("" if is_expected else "; it may have no devices here"),
             evidence=(
-                f"{each.pod.full_name}: Ready for {int((each.ready_s or 0) // 60)} minutes",
+                f"{each.pod.full_name}: Ready for {wording.counted(ready_min, 'minute')}",
                 *([f"{agree} of {peers} other {node.type} nodes have one"] if peers else []),
                 *([f"pods here use its claims: {wording.name_list(users)}"] if users else []),
             ),
@@ -282,7 +283,7 @@ def _offered_twice(
             "DRA: the scheduler treats them as different devices, and may allocate one to two pods",
             evidence=(
                 f"{resource}: {offer.allocatable} allocatable",
-                *(f"{uuid} is in both" for uuid in same[:5]),
+                *(f"{uuid} is offered by both" for uuid in same[:5]),
                 *([f"a DeviceClass of {driver} also offers {resource}"] if named else []),
             ),
         )

@@ -86,7 +86,7 @@ def _lost(
 ) -> Iterable[PluginFinding]:
     """Yield a finding for a resource without usable devices.
 
-    Plugins that have just started, or that register on demand, are excepted.
+    There is none if a plugin registers on demand, or if no plugin's pod has been Ready for a while.
     """
     pods = [each for each in node.plugins if each.plugin.serves(resource)]
     if any(each.plugin.registers_on_demand for each in pods) or (pods and plugin is None):

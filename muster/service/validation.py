@@ -1,9 +1,9 @@
-"""Pure: validation: converts a tree of plain values to a frozen object, or reports every problem.
+"""Pure: converts a tree of plain values to a frozen object, or reports every problem.
 
 A shape is a msgspec Struct. Its `demands` are conditions across its fields; if some fields are
-invalid, every demand that does not need them is still checked. For demands, an invalid section in a
-list is None (`whole` skips it). A problem starts with the path of its key, and states in YAML's
-terms the expected and the actual value.
+invalid, every demand that does not need them is still checked. In a list, an invalid item has then
+been replaced by None (`whole` skips it). A problem starts with the path of its key, and states in
+YAML's terms the expected and the actual value.
 """
 
 import difflib

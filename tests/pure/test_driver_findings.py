@@ -309,7 +309,7 @@ TWICE = (
                 ],
             ),
             Level.ERROR,
-            ("GPU-7 is in both",),
+            ("GPU-7 is offered by both",),
         ),
     ],
 )

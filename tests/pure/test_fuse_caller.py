@@ -95,7 +95,7 @@ def test_the_name_of_a_process_is_not_read_as_its_ids() -> None:
     ["", "Uid:\t1\n", status(Uid="a b c d"), status(Name="x\nUid:\t0\t0\t0\t0"), status(CapEff="")],
 )
 def test_a_status_that_is_not_clear_is_refused(text: str) -> None:
-    with pytest.raises(caller.Unclear, match="unexpected status file"):
+    with pytest.raises(caller.Unclear, match="cannot parse /proc/PID/status"):
         caller.ids(text)
 
 

@@ -141,7 +141,7 @@ def ids(status: str) -> Ids:
             capabilities=int(_field(status, "CapEff"), 16),
         )
     except (ValueError, IndexError) as error:
-        raise Unclear(f"unexpected status file: {error}") from None
+        raise Unclear(f"cannot parse /proc/PID/status of the caller: {error}") from None
 
 
 def seen_inside(id_: int, id_map: str) -> int:
@@ -184,7 +184,7 @@ def descriptor(fdinfo: str, path: str) -> Descriptor:
         flags = int(_field(fdinfo, "flags"), 8)
         mount_id = int(_field(fdinfo, "mnt_id"))
     except ValueError as error:
-        raise Unclear(f"unexpected fdinfo file: {error}") from None
+        raise Unclear(f"cannot parse fdinfo of a descriptor: {error}") from None
     return Descriptor(mount_id=mount_id, is_path=bool(flags & _O_PATH), path=path)
 
 

@@ -91,7 +91,7 @@ class Connections:
             return self._mount
 
     def _open(self, mount: mounts.Mount) -> int | None:
-        """Return the directory of a mount's connection; None if gone, or its number was reused."""
+        """Open the directory of a mount's connection; None if gone or if its number was reused."""
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
         try:
             directory = os.open(str(mount.connection), flags, dir_fd=self._root())

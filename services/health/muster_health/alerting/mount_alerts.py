@@ -163,7 +163,7 @@ def of(faults: MountFaults, *, node: str, at: datetime) -> Iterable[alerts.Alert
 
 def ended() -> tuple[vocabulary.Evidence, ...]:
     """Return the evidence for the end of an alert: no mount has this fault any more."""
-    return (evidence.of("plugin", "the mounts work again, or have ended"),)
+    return (evidence.of("plugin", "the mounts work again, or no longer exist"),)
 
 
 def _fault(mount: vocabulary.FuseMount, text: str) -> Fault:

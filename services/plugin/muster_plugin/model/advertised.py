@@ -1,4 +1,4 @@
-"""Pure: defines advertised devices and responses to containers, and validates their names.
+"""Pure: defines advertised devices and the response for a container; validates resource names.
 
 Names are within the limits of Kubernetes and Linux: Kubernetes v1.36 pkg/apis/core/v1/helper
 IsExtendedResourceName and apimachinery's validation; Linux unix(7) for socket paths.
@@ -47,8 +47,8 @@ class Mount(msgspec.Struct, frozen=True, kw_only=True):
 class Unit(msgspec.Struct, frozen=True, kw_only=True):
     """One device as the kubelet sees it. Replicas of one device have the same `physical`.
 
-    `identity` names the device for each entry in the group, by the entry's number; the numbers may
-    change with the configuration.
+    `identity` maps the index of an entry in the resource's configured group to the identity of the
+    device that it matched. The indexes may change with the configuration.
     """
 
     id: vocabulary.DeviceId
