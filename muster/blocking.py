@@ -60,8 +60,11 @@ class Latest(Generic[Result]):
             self.result = await self._serial.run(call, timeout_s=timeout_s)
         except TimeoutError:
             self.is_hanging = True
-        else:
+            return self.result
+        except Exception:
             self.is_hanging = False
+            raise
+        self.is_hanging = False
         return self.result
 
 

@@ -82,7 +82,8 @@ class Cluster:
         answer = await self.api.request("POST", _ME, body=kind, timeout_s=_REQUEST_S)
         with contextlib.suppress(*kubernetes_api.UNREADABLE):
             if answer.is_ok:
-                return msgspec.json.decode(answer.body, type=_SelfReview).status.user.username
+                review = msgspec.json.decode(answer.body, type=_SelfReview)
+                return review.status.user.username or "an unknown user"
         return "an unknown user"
 
     async def rights(self, context: str) -> str:

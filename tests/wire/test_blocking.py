@@ -59,3 +59,23 @@ def test_while_a_repetition_hangs_the_latest_result_stands() -> None:
         assert not latest.is_hanging
 
     asyncio.run(story())
+
+
+def test_a_repetition_that_fails_after_one_that_hung_no_longer_hangs() -> None:
+    async def story() -> None:
+        latest, release = blocking.Latest("nothing yet"), threading.Event()
+        await latest.refresh(lambda: str(release.wait(20)), timeout_s=0.05)
+        assert latest.is_hanging
+        release.set()
+
+        async def until_it_fails() -> None:
+            async with asyncio.timeout(30):
+                while True:
+                    await latest.refresh(lambda: str(1 // 0), timeout_s=5)
+                    await asyncio.sleep(0.001)
+
+        with pytest.raises(ZeroDivisionError):
+            await until_it_fails()
+        assert not latest.is_hanging
+
+    asyncio.run(story())

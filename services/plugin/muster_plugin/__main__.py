@@ -156,7 +156,8 @@ async def _hand_over(
         until = time.monotonic() + _LISTED_TIMEOUT_S
         while not node.resource_plugins.all_listed:
             if time.monotonic() >= until:
-                problems = [f"{beat.name}: {beat.problem}" for beat in node.statuses()]
+                statuses = [beat for beat in node.statuses() if beat.problem]
+                problems = [f"{beat.name}: {beat.problem}" for beat in statuses]
                 raise entry.CannotStart(
                     "cannot take over from the older process of this plugin: the kubelet does not "
                     f"list every resource ({'; '.join(problems)})"
