@@ -178,7 +178,7 @@ def test_an_alert_of_the_version_before_goes_on_and_is_resolved() -> None:
     [
         ({"since": "0001-01-01T00:00:00Z"}, "out of range"),
         ({"remedies": ["9999-01-01T00:00:00Z"]}, "out of range"),
-        ({"firing": {"evidence": []}}, "without evidence"),
+        ({"firing": {"evidence": []}}, "an alert has no evidence"),
         ({"firing": {"told_at": "0001-01-01T00:00:00Z"}}, "out of range"),
     ],
 )
