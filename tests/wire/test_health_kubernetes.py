@@ -296,7 +296,10 @@ def test_a_node_that_is_gone_is_distinguished_from_one_that_cannot_be_read(tmp_p
         answer = await world.answer()
         assert answer is not None
         assert answer.exists is False
-        assert answer.problem == "pods of device-plugin: daemonset kube-system/d is missing or not read yet"
+        assert (
+            answer.problem
+            == "pods of device-plugin: daemonset kube-system/d is missing or not read yet"
+        )
         world.api.refuse("/api/v1/nodes", refusals.Reason.FORBIDDEN)
         for _ in range(2):
             answer = await world.answer()

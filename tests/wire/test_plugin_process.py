@@ -268,7 +268,9 @@ def test_with_a_low_limit_of_open_files_the_resources_that_fit_are_served(root: 
             )
             process = plugin_process.Plugin(started)
             problem = await process.said("device_problem_detected")
-            assert str(problem["problem"]).startswith("30 resources are more than the 9 that one plugin ")
+            assert str(problem["problem"]).startswith(
+                "30 resources are more than the 9 that one plugin "
+            )
             await process.said("listening")
             node = await kubelet.until(lambda state: len(state.resources) == len(own))
             assert sorted(node.resources) == names
