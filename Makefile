@@ -67,7 +67,7 @@ collected: $(COLLECTED)
 
 unit: $(STAMP) $(COLLECTED)
 	@echo "==> pytest"
-	@$(BIN)/pytest -q -n 4 --dist worksteal
+	@$(BIN)/pytest -q -n 6 --dist worksteal
 
 test: $(STAMP) ## lint, types, contracts and every test
 	@$(MAKE) --no-print-directory --jobs=2 $(SYNC) types lint contracts collected
@@ -75,7 +75,7 @@ test: $(STAMP) ## lint, types, contracts and every test
 
 coverage: $(STAMP) ## run every test and report line and branch coverage by package
 	@rm -rf build/coverage && mkdir -p build/coverage
-	@$(BIN)/coverage run -m pytest -q -n 4 --dist worksteal || true
+	@$(BIN)/coverage run -m pytest -q -n 6 --dist worksteal || true
 	@$(BIN)/coverage combine --quiet
 	@$(BIN)/coverage json --quiet -o build/coverage.json
 	@$(BIN)/python scripts/coverage_table.py build/coverage.json
