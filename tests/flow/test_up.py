@@ -27,10 +27,10 @@ def children(directory: Path) -> set[int]:
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
-                line = (entry / "cmdline").read_bytes().decode()
+                line = (entry / "cmdline").read_bytes()
             except OSError:
                 continue
-            if str(directory) in line:
+            if os.fsencode(directory) in line:
                 pids.add(int(entry.name))
     return pids
 
