@@ -38,7 +38,7 @@ async def main() -> None:
             continue
         for message in messages:
             alert = json.loads(message.data)["data"]
-            # as JSON, because a name may contain characters that a terminal obeys
+            # as JSON, because a summary may contain characters that a terminal obeys
             summary = json.dumps(alert["summary"])
             print(
                 alert["state"], alert["severity"], alert["kind"], alert["node"], summary, flush=True

@@ -2,8 +2,8 @@
 # Print every alert, and then its changes: examples/subscriber.sh; needs the nats command and jq.
 #
 # schemas/asyncapi.json describes the subject, schemas/alert.changed.json the data. The newest state
-# of each alert comes first, because the stream keeps it; then come changes as they happen. After an
-# outage of NATS that is longer than a minute, it ends with an error.
+# of each alert comes first, because the stream keeps it; then come changes as they happen. An outage
+# of NATS ends it with an error.
 #
 # As the reader NAME (muster auth reader --name NAME --out FILE), set NATS_CREDS=FILE,
 # NATS_DOMAIN=muster and NATS_INBOX_PREFIX=_INBOX.reader_NAME.

@@ -108,7 +108,7 @@ class Endpoint:
         self._tls = (tls or _tls()) if split.scheme == "https" else None
         self._host = split.hostname.encode("idna").decode()
         if _is_short_address(self._host):
-            raise ValueError(f"{self._host} is incomplete: write all four numbers of the address")
+            raise ValueError(f"{self._host} is not an IPv4 address: use four numbers from 0 to 255")
         port = given_port or (443 if self._tls else 80)
         user, _, authority = split.netloc.rpartition("@")
         authority = authority.encode("idna").decode()

@@ -238,7 +238,7 @@ class Silence(msgspec.Struct, frozen=True, kw_only=True):
         if all_hold(parse_all(self.matchers), empty):
             # Alertmanager's rule: at least one matcher must require something
             raise ValueError(
-                "matchers: these match an alert without labels; require a value of a label"
+                "matchers: none requires a label to have a value; add one such as node=NAME"
             )
 
     def is_active(self, at: datetime) -> bool:

@@ -100,7 +100,7 @@ class KeyedBuckets(Generic[Key]):
         return len(self._buckets)
 
     def _forget(self, now: float) -> None:
-        """Forget up to two of the least recently used keys, if surplus or with full buckets."""
+        """Forget up to two of the least recently used keys, if full or more than the maximum."""
         for _ in range(2):
             key, bucket = next(iter(self._buckets.items()))
             if len(self._buckets) <= self._keys_max and not bucket.is_full(now):

@@ -103,12 +103,12 @@ def digest(name: str) -> str:
 
 def _without_docstrings(text: str) -> str:
     """Return a module's lines but those of its docstrings, which no picture shows."""
-    lines = text.splitlines(keepends=True)
+    lines = text.split("\n")
+    dropped: set[int] = set()
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
-            last = node.end_lineno or node.lineno
-            lines[node.lineno - 1 : last] = [""] * (last - node.lineno + 1)
-    return "".join(lines)
+            dropped.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    return "\n".join(line for number, line in enumerate(lines, 1) if number not in dropped)
 
 
 class Failed(Exception):

@@ -69,11 +69,15 @@ func follow(ctx context.Context) error {
 		if ctx.Err() != nil {
 			return nil
 		}
-		if errors.Is(err, nats.ErrStreamNotFound) || errors.Is(err, nats.ErrPermissionViolation) {
+		if errors.Is(err, nats.ErrStreamNotFound) {
 			return err
 		}
 		log.Printf("reading the newest alerts again: %v", err)
-		time.Sleep(time.Second)
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(time.Second):
+		}
 	}
 }
 
@@ -119,6 +123,6 @@ func printAlert(message *nats.Msg) {
 		return
 	}
 	a := alert.Data
-	// %q, because a name may contain characters that a terminal obeys
+	// %q, because a summary may contain characters that a terminal obeys
 	fmt.Println(a.State, a.Severity, a.Kind, a.Node, fmt.Sprintf("%q", a.Summary))
 }

@@ -350,7 +350,7 @@ def _certificates(ends: Mapping[str, datetime], now: datetime) -> Answer:
         return Level.OK, "none: NATS is used without TLS", ""
     # the first to end first, because not all are shown
     by_end = sorted((end, name) for name, end in ends.items())
-    texts = [f"{name} expires on {end:%Y-%m-%d}" for end, name in by_end]
+    texts = [f"{name} is valid until {end:%Y-%m-%d}" for end, name in by_end]
     first, _ = by_end[0]
     if first > now + CERTIFICATE_WARN:
         return Level.OK, wording.listed(texts), ""

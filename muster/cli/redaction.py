@@ -2,10 +2,10 @@
 
 It removes known secrets, and texts that look like secrets. After a key such as `password`, it
 removes the value, up to the end of the line if the value is not quoted. In an address, it removes
-the credentials, the path, because the paths of webhooks are secret, and the subdomains of hosts
-outside the cluster. If muster does not use the scheme of an address, it removes everything after
-the scheme, because Apprise puts tokens there. Tokens and keys
-are recognised by their format. In case of doubt, a text is removed.
+the credentials, the path and the subdomains of hosts outside the cluster: the paths of webhooks are
+secret. If muster does not use the scheme of an address, it removes everything after the scheme,
+because Apprise puts tokens there. Tokens and keys are recognised by their format. In case of doubt,
+a text is removed.
 """
 
 import base64

@@ -56,6 +56,6 @@ def notifier(
 
 
 def console(*, nats: str, health: str, is_local: bool = False) -> Settings:
-    """Return the settings of the console; if `is_local`, this machine's users may change things."""
+    """Return the settings of the console; if `is_local`, its own user may act in it."""
     settings: dict[str, object] = {"bus": {"url": nats}, "health": [health]}
     return {**settings, "writing": {"local": True}} if is_local else settings

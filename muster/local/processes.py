@@ -29,7 +29,7 @@ _PR_SET_PDEATHSIG: Final = 1
 
 
 class ProgramFailed(Exception):
-    """A program could not be started, or ended immediately; the text gives the reason."""
+    """A program did not start, ended, or was not ready in time; the text gives the reason."""
 
 
 def die_with_parent() -> Callable[[], None] | None:

@@ -9,8 +9,8 @@ server delivers more nevertheless, the reader ends the subscription itself.
 
 Unknown nodes are discovered by a subscription to all nodes, which has its own small budget. While
 new nodes appear, and no single node uses most of that budget, this subscription is renewed
-immediately; otherwise the intervals between renewals grow. A node that is not found
-in this way becomes known through its events or the Kubernetes API.
+immediately; otherwise the intervals between renewals grow. A node that is not found in this way
+becomes known through its events or the Kubernetes API.
 
 nats-server may lose a message that it delivers to a subscription that is just ending. So a node's
 previous subscription ends some time after the new one has begun. Meanwhile a heartbeat may be

@@ -45,7 +45,10 @@ class Stream:
     """The minimum age that the oldest message of a full stream should have."""
     message_bytes_max: int = _MIB
     duplicate_window_s: float = 600.0
-    """How long the server recognises a repeated message by its id and does not store it again."""
+    """How long the server recognises a repeated message by its id, and does not store it again.
+
+    It must be at least as long as a publisher may retry.
+    """
     rolls_up: bool = False
     """Whether a message may replace earlier ones (Nats-Rollup); if so, any publisher can empty the
     stream.

@@ -94,7 +94,7 @@ class Retry:
         self._delays = delays
 
     async def wait(self, *, at_least_s: float = 0.0) -> None:
-        """Count a failure and wait for the next attempt; see `end_if_cancelled`."""
+        """Count a failure, and wait `at_least_s` plus the back-off; see `end_if_cancelled`."""
         end_if_cancelled()
         self.failures += 1
         jitter = random.uniform(1.0 - self._delays.jitter, 1.0)  # noqa: S311  # not a secret

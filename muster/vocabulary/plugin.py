@@ -329,7 +329,7 @@ class Phase(enum.StrEnum):
 
 
 class ResourceBeat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """One resource in a heartbeat. Ages are in seconds of the sender's clock; -1 means never."""
+    """One resource in a heartbeat. Ages are seconds of the sender's monotonic clock; -1: never."""
 
     name: facts.Name = msgspec.field(name="r")
     registered_age_s: float = msgspec.field(name="reg", default=-1.0)

@@ -445,24 +445,27 @@ ROWS: Final = [
     (
         Check.CERTIFICATES,
         {"certificates": {"NATS": NOW + timedelta(days=31)}},
-        (Level.OK, "NATS expires on 2026-02-02", ""),
+        (Level.OK, "NATS is valid until 2026-02-02", ""),
     ),
     (
         Check.CERTIFICATES,
         {"certificates": {"NATS": NOW + timedelta(days=30)}},
-        (Level.WARN, "NATS expires on 2026-02-01", f"{RUNBOOKS}nats_down.html"),
+        (Level.WARN, "NATS is valid until 2026-02-01", f"{RUNBOOKS}nats_down.html"),
     ),
     (
         Check.CERTIFICATES,
         {"certificates": {"NATS": NOW - timedelta(days=1)}},
-        (Level.FAIL, "NATS expires on 2026-01-01", f"{RUNBOOKS}nats_down.html"),
+        (Level.FAIL, "NATS is valid until 2026-01-01", f"{RUNBOOKS}nats_down.html"),
     ),
     (
         Check.CERTIFICATES,
         {"certificates": {name: NOW + timedelta(days=31 - n) for n, name in enumerate("abcd")}},
         (
             Level.WARN,
-            "d expires on 2026-01-30, c expires on 2026-01-31, b expires on 2026-02-01 and 1 more",
+            (
+                "d is valid until 2026-01-30, c is valid until 2026-01-31, "
+                "b is valid until 2026-02-01 and 1 more"
+            ),
             f"{RUNBOOKS}nats_down.html",
         ),
     ),

@@ -340,5 +340,5 @@ def test_a_password_in_a_refused_url_is_not_in_the_error(url: str) -> None:
 
 @pytest.mark.parametrize("host", ["127.1", "2130706433", "0177.0.0.1", "1.2.3.4.5"])
 def test_an_address_of_other_than_four_numbers_is_refused_at_once(host: str) -> None:
-    with pytest.raises(ValueError, match="write all four numbers of the address"):
+    with pytest.raises(ValueError, match="use four numbers from 0 to 255"):
         http.Endpoint(f"http://{host}:8080/", timeout_s=1.0, user_agent="test")

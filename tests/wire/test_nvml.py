@@ -122,7 +122,7 @@ def test_what_a_product_lacks_is_unknown_and_nothing_is_wrong_with_it(node: fake
             first = scan.gpus[0]
             assert (first.memory_mib, first.mig_enabled, first.serial) == (None, None, None)
             poll = scan.polls[0]
-            assert poll == gpu.Poll(gpu=followed.UUIDS[0], at=poll.at, slowdowns=None)
+            assert poll == gpu.Poll(gpu=followed.UUIDS[0], at=poll.at, nvlinks_down=())
             assert (scan.problem, scan.unreadable) == ("", ())
 
     asyncio.run(story())

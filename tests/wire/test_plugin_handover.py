@@ -97,7 +97,7 @@ def test_a_holder_that_does_not_listen_yet_is_asked_again(root: Path) -> None:
             async with plugin_process.plugin(root, file, **WAITS) as second:
                 waiting = await second.said("waiting_for_other_plugin")
                 assert waiting["reason"] == (
-                    "it did not answer the handover request: [Errno 2] No such file or directory"
+                    "the handover request failed: [Errno 2] No such file or directory"
                 )
                 aside.rename(listens)
                 await second.said("handover_finished")

@@ -144,7 +144,7 @@ def check_names(names: Collection[str]) -> tuple[str, ...]:
         raise ValueError(f"{len(names)} plugin names; expected 1 to {PLUGIN_NAMES_MAX}")
     for name in names:
         if not _PLUGIN.fullmatch(name):
-            raise ValueError(f"{name!r} is not a plugin name; use 1-63 of a-z, 0-9 and inner '-'")
+            raise ValueError(f"{name!r} is not a plugin name: 1 to 63 of a-z, 0-9, and - inside")
     return tuple(names)
 
 

@@ -130,7 +130,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             )
         for host in self.hosts:
             if not _HOST.fullmatch(host):
-                raise ValueError(f"hosts: {host!r} is not a host name without a port")
+                raise ValueError(f"hosts: {host!r} is not a host name; leave out a port")
 
 
 def _is_loopback(host: str) -> bool:

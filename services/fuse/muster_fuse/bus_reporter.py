@@ -265,7 +265,9 @@ def _dropped(event: vocabulary.Event) -> None:
 def _problems(parts: metrics.Parts) -> tuple[str, ...]:
     problems = [f"pod {uid}: {text}" for uid, text in sorted(parts.served.problems.items())]
     if parts.mounter.stuck:
-        problems.append(f"hanging in the kernel: {wording.counted(parts.mounter.stuck, 'job')}")
+        problems.append(
+            f"hanging in the kernel: {wording.counted(parts.mounter.stuck, 'mount or unmount job')}"
+        )
     return tuple(problems[:_PROBLEMS_MAX])
 
 

@@ -15,7 +15,7 @@ import cyclopts
 import msgspec
 from cyclopts import Parameter
 
-from muster import codec, matching, vocabulary
+from muster import client, codec, matching, vocabulary
 from muster.cli import events, output, reach
 from muster.local import running as local_running
 from muster.nats import bus, consumers, storage, streams
@@ -315,7 +315,7 @@ async def _explain(
                 await _read_bus(connected, mutes)
         except TimeoutError:
             problem = "does not answer: silences, maintenance and other alerts are not considered"
-            output.warn(_NAME, f"NATS at {configured.bus.url} {problem}")
+            output.warn(_NAME, f"NATS at {client.without_password(configured.bus.url)} {problem}")
     return _explained(configured, labels, mutes)
 
 

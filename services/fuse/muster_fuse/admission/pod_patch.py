@@ -344,7 +344,7 @@ def _loses_capability(container: pods.Container) -> bool:
 
 
 def _record(pod: pods.Pod, requesting: Sequence[pods.Placed], resource: str) -> _Record:
-    """Return what is removed from the pod now and was removed earlier; empty if nothing is now."""
+    """Return the record of all that is or was removed; empty if nothing is removed now."""
     record: _Record = {}
     if not requesting:
         return record

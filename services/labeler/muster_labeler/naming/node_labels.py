@@ -76,7 +76,7 @@ class LabelStatus:
 
     @property
     def foreign_owners(self) -> str:
-        """Return the label's other owners as text; empty if only muster owns it, or without it."""
+        """Return the label's other owners as text; empty without a label or another owner."""
         if self.current is None or (self.is_ours and not self.other_owners):
             return ""
         return ", ".join(self.other_owners) or "an unknown manager"

@@ -172,7 +172,7 @@ def secret(where: receiver_settings.Secret) -> str:
     except UnicodeDecodeError:
         raise NoSecret(f"{where.file}: not UTF-8 text") from None
     if not value:
-        raise NoSecret(f"{place(where)}: missing or empty")
+        raise NoSecret(f"{place(where)}: {'missing or empty' if where.at else 'empty'}")
     return value
 
 

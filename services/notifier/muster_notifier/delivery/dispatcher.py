@@ -42,7 +42,7 @@ class Dispatcher:
     ) -> None:
         """Raise CannotStart if a receiver is unusable. `may_act` waits until we are the leader.
 
-        Notifications to receivers that `is_left_out` names stay in the outbox.
+        Notifications to receivers for which `is_left_out` is true stay in the outbox.
         """
         self._settings = settings
         self._bus = connected

@@ -32,7 +32,7 @@ class Content:
     receivers: tuple[receiver_settings.Receiver, ...] = ()
     refused: Mapping[str, str] = field(default_factory=dict)
     is_complete: bool = True
-    """Whether every file was read; if not, there may be more receivers."""
+    """Whether all files were considered; if not, there may be more receivers."""
 
 
 class Directory:

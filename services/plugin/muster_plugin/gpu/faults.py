@@ -22,7 +22,7 @@ A good poll is an answer that requests no action and reports no failed remap. Qu
 `cooldown_s` the fault is not observed again, no XID affects its part (except ignored XIDs), the GPU
 is not lost, and no answer requests an action or reports a failed remap. Quiet has to last
 `UNPROVEN_FACTOR` times as long if the driver cannot report a recovery action and nothing else
-proves a reset. It doubles when the part becomes unhealthy within `FLAP_WINDOW_S` of its recovery.
+proves a reset. It doubles each time the part is unhealthy within `FLAP_WINDOW_S` of its recovery.
 """
 
 import enum

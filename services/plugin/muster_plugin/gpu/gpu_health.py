@@ -278,7 +278,9 @@ class GpuCondition:
                 fault.on_gone(now)
             else:
                 fault.on_poll(reading, now)
-        self._in_a_row = {code: self._in_a_row.get(code, 0) + 1 for code in signals}
+        # an unknown value does not interrupt a row
+        known = {code: n for code, n in self._in_a_row.items() if code not in reading.cleared}
+        self._in_a_row = known | {code: known.get(code, 0) + 1 for code in signals}
         for code, signal in signals.items():
             is_new = (self._whole, code) not in self._faults
             if is_new and self._in_a_row[code] >= signal.polls_in_a_row:

@@ -209,4 +209,11 @@ def answer(uuid: str, xids: Iterable[int], at: datetime) -> gpu.Poll:
     if _LOST in active:
         return gpu.Poll(gpu=uuid, at=at, error="GPU_IS_LOST")
     action = 1 if active & _RESET else 0
-    return gpu.Poll(gpu=uuid, at=at, recovery_action=action, ecc_uncorrected=0)
+    return gpu.Poll(
+        gpu=uuid,
+        at=at,
+        recovery_action=action,
+        ecc_uncorrected=0,
+        slowdowns=(),
+        nvlinks_down=(),
+    )

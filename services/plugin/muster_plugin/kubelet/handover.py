@@ -111,7 +111,7 @@ class Handover:
             if writer is not None:
                 writer.close()
                 await self._pause(error)
-            return f"it did not answer the handover request: {str(error) or type(error).__name__}"
+            return f"the handover request failed: {str(error) or type(error).__name__}"
         self.can_ask = False
         if isinstance(answer, Refused):
             writer.close()

@@ -125,12 +125,12 @@ class Poll(msgspec.Struct, frozen=True, kw_only=True):
     remap_pending: bool | None = None
     remap_failed: bool | None = None
     retired_pending: bool | None = None
-    slowdowns: tuple[str, ...] | None = ()
+    slowdowns: tuple[str, ...] | None = None
     """The active slowdowns, out of HW_SLOWDOWN, SW_THERMAL, HW_THERMAL and POWER_BRAKE."""
     temperature_c: int | None = None
     slowdown_c: int | None = None
     """The temperature in °C at which the GPU slows down."""
-    nvlinks_down: tuple[int, ...] | None = ()
+    nvlinks_down: tuple[int, ...] | None = None
     fabric: str | None = None
     """The NVLink fabric's state: not_supported, not_started, in_progress, completed or failed."""
 

@@ -132,7 +132,7 @@ def read(
 def _note_unread(reader: base.Reader, arguments: Sequence[str], elsewhere: Sequence[str]) -> None:
     for flag in dict.fromkeys(text.partition("=")[0] for text in arguments):
         if flag.startswith("--") and flag not in _FLAGS:
-            reader.note_difference(errors.quoted(flag), "is not a setting of GPUs and is left out")
+            reader.note_difference(errors.quoted(flag), "not a setting of GPUs; left out")
     for variable in dict.fromkeys(elsewhere):
         if variable in _VARIABLES:
             reader.note_loss(variable, "its value is not in the manifests (valueFrom)")

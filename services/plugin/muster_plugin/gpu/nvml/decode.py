@@ -218,7 +218,7 @@ _SLOWDOWNS: Final[Mapping[int, str]] = {
 
 
 def links_down(links: Mapping[int, bool | None]) -> tuple[int, ...] | None:
-    """Return the NVLinks that are down; None if none is, and the state of one is unknown."""
+    """Return the NVLinks that are down; None if none is down, but the state of one is unknown."""
     down = tuple(link for link, is_up in links.items() if is_up is False)
     return None if not down and None in links.values() else down
 
