@@ -89,7 +89,7 @@ def test_silences_are_added_listed_and_expired(tmp_path: pathlib.Path) -> None:
             assert (code, errors) == (2, "muster silence: there is no silence none\n")
             code, _, errors = await muster(url, "silence", "add", 'node=~".*"', "--comment", "x")
             assert code == 2
-            assert "these match an alert without labels" in errors
+            assert "none requires a label to have a value" in errors
             for arguments_, problem in (
                 (["nod=node-a"], 'nod="node-a": no alert has a label nod; did you mean node?'),
                 (["kind=stukc"], 'kind="stukc": no kind is called stukc; did you mean stuck?'),

@@ -8,6 +8,7 @@ import os
 import pty
 import subprocess
 import sys
+import tempfile
 from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
 from typing import Any, Final
@@ -139,11 +140,14 @@ def test_a_missing_right_is_named_and_so_is_a_notifier_that_is_not_there(tmp_pat
     play(story)
 
 
-def test_without_a_context_the_manifest_is_printed(tmp_path: Path) -> None:
+def test_without_a_context_the_manifest_is_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # where no `muster up` of another test is found
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
     async def story() -> None:
         async with notifier(tmp_path) as (world, slack, secret):
-            # where no `muster up` of another test is found
-            world.environment["TMPDIR"] = str(tmp_path)
             about = (*SLACK, "--name", "ops", "--secret-file", str(secret), "--no-test")
             code, out, errors = await command(world, *about)
             assert await command(world, *about, *CONTEXT, "--print") == (code, out, errors)
