@@ -1,6 +1,7 @@
 """What a container gets on a node with GPUs, from the plugin's settings to the kubelet."""
 
 import re
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -30,6 +31,13 @@ def nodes(root: str, *names: str) -> list[dp.DeviceSpec]:
 
 def annotated(*devices: str) -> dict[str, str]:
     return {"cdi.k8s.io/nvidia-device-plugin_ANY": ",".join(devices)}
+
+
+def fuse_device(directory: Path) -> tuple[Path, dict[str, Any]]:
+    """Create a device node in a directory; return it, and the rule that advertises it."""
+    fuse = directory / "fuse"
+    fuse.symlink_to("/dev/null")
+    return fuse, {"name": FUSE, "groups": [{"devices": [{"path": str(fuse)}]}]}
 
 
 def given(root: str, *gpus: int) -> list[tuple[dict[str, Any], Answer]]:
@@ -118,10 +126,8 @@ def test_a_mig_device_gets_by_its_uuid_or_by_both_indices() -> None:
 def test_device_nodes_and_gpus_are_one_process() -> None:
     async def story() -> None:
         async with node.node(scenes.h100x8()) as here:
-            fuse = here.directory / "fuse"
-            fuse.symlink_to("/dev/null")
-            response = {"name": FUSE, "groups": [{"devices": [{"path": str(fuse)}]}]}
-            async with here.plugin(here.configure(resources=[response])):
+            fuse, rule = fuse_device(here.directory)
+            async with here.plugin(here.configure(resources=[rule])):
                 await here.offers(FUSE, healthy=1)
                 await here.offers(GPU, healthy=8)
                 got = await here.kubelet.allocate(name="train", resources={FUSE: 1, GPU: 1})
@@ -168,9 +174,7 @@ spec:
 def test_a_removed_section_takes_the_gpus_from_the_kubelet_and_from_snapshots() -> None:
     async def story() -> None:
         async with node.node(scenes.h100x8()) as here:
-            fuse = here.directory / "fuse"
-            fuse.symlink_to("/dev/null")
-            rule = {"name": FUSE, "groups": [{"devices": [{"path": str(fuse)}]}]}
+            _, rule = fuse_device(here.directory)
             config = here.configure(resources=[rule], snapshot_period_s=1)
             async with here.plugin(config) as plugin:
                 await here.offers(GPU, healthy=8)

@@ -122,7 +122,7 @@ class Provider:
         return read
 
     async def _has_key(self, token: str) -> bool:
-        """Return whether the key of a token is known, after reading the keys again if necessary."""
+        """Return whether a token's key is one of the issuer's; read its keys again if necessary."""
         if self._keys is not None and id_token.has_key(token, self._keys):
             return True
         await self._published(older_than_s=_REFRESH_S)

@@ -90,7 +90,7 @@ class BusRestored:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Silent:
-    """No tick came for `seconds`; `holder` sent the last one, or is empty if none ever came."""
+    """No watchdog tick arrived for `seconds`; `holder` sent the last one, empty if none did."""
 
     seconds: float
     holder: str

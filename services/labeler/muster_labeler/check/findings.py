@@ -106,7 +106,7 @@ _SCOPES: Final = {
 
 
 class Fix(msgspec.Struct, frozen=True, kw_only=True):
-    """How to fix a finding: a complete command, if there is one, and the documentation page."""
+    """The fix for a finding: a complete command, or an empty one, and the documentation page."""
 
     command: str = ""
     docs: str = CHECK_DOCS

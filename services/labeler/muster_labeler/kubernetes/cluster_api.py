@@ -78,7 +78,7 @@ class WriteRate:
         """The time until which each answered write counts."""
 
     def wait_s(self, now: float) -> float | None:
-        """Return the time until the next write may start; None if one in flight must end first."""
+        """Return the seconds until the next write may start; None: a running one must end first."""
         while self._counted_until and self._counted_until[0] <= now:
             self._counted_until.popleft()
         if self._under_way + len(self._counted_until) < self._writes_max:

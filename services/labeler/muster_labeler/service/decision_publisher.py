@@ -171,7 +171,7 @@ class DecisionPublisher:
         )
 
     def publish(self, decision: decisions.Decision, *, node: str, cause: str) -> None:
-        """Queue the event of a decision, if it has one, for the bus, with an id from `cause`."""
+        """Queue a decision's event for the bus, with an id from `cause`; skip one without event."""
         event = decisions.to_event(decision, node=node, at=datetime.now(UTC))
         if event is None:
             return
