@@ -5,6 +5,7 @@ exit with 1 and name stale files
 """
 
 import argparse
+import inspect
 import json
 import re
 import sys
@@ -143,6 +144,9 @@ def _schema(written: _Object) -> _Object:
     references, definitions = msgspec.json.schema_components(
         [*shapes.values(), *others], ref_template="#/definitions/{name}"
     )
+    for definition in definitions.values():
+        # Python 3.13 removes the indentation of docstrings
+        definition["description"] = inspect.cleandoc(definition["description"])
     *services, device, receiver = references
     # the chart mounts the Secret and passes the file to the service
     definitions["Secret"]["properties"]["secretRef"] = written["secretRef"]

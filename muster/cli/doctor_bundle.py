@@ -177,11 +177,14 @@ def check(file: Path, *, force: bool) -> None:
     try:
         if not file.parent.is_dir():
             raise Refused(f"the directory {file.parent} does not exist")
-        if file.is_dir():
-            raise Refused(f"{file} is a directory")
+        file.lstat()
+    except FileNotFoundError:
+        return
     except OSError as error:
         raise Refused(f"{file}: {error.strerror}") from None
-    if not force and os.path.lexists(file):
+    if file.is_dir():
+        raise Refused(f"{file} is a directory")
+    if not force:
         raise Refused(f"{file} exists; --force overwrites it")
 
 

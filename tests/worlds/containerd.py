@@ -70,6 +70,8 @@ def missing() -> str:
     """Return why no containerd can be started here; empty if one can."""
     if os.geteuid() != 0:
         return "containers need root"
+    if shutil.which("go") is None:
+        return "Go, which builds containerd, is missing"
     if not tools.kept("containerd").is_dir():
         return "`make cluster` has not built containerd"
     lacks = [name for name in ("runc", "unshare") if shutil.which(name) is None]

@@ -80,9 +80,11 @@ class Peer:
                 transport.abort()
             await asyncio.sleep(0)
 
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def serve(self, reader: asyncio.StreamReader, accepted: asyncio.StreamWriter) -> None:
         """Serve a connection."""
         self.dials += 1
+        # kept under its name until the end: a deleted StreamWriter closes its transport (3.12)
+        writer = accepted
         transport = writer.transport
         assert isinstance(transport, asyncio.Transport)
         fault = self.faults.pop(0) if self.faults else None
