@@ -1,4 +1,4 @@
-"""Adapter: the health service: `muster status` and `muster why` read its state."""
+"""Adapter for the health service: `muster status` and `muster why` read its state."""
 
 import asyncio
 import contextlib
@@ -8,7 +8,6 @@ from typing import Annotated, Final
 
 import cyclopts
 import msgspec
-import orjson
 from cyclopts import Parameter
 
 from muster import client, codec, matching, vocabulary
@@ -226,20 +225,10 @@ def addresses(address: str | None) -> tuple[list[str], str | None]:
 def running_here(service: str = "health") -> list[tuple[str, str | None]]:
     """Return the addresses of a service and of NATS for each `muster up` of this user.
 
-    The newest comes first. The files that a killed run left over are skipped.
+    The newest comes first.
     """
-    import yaml  # noqa: PLC0415  # 0.6 MiB, which `muster top` would need all the time
-
-    places = []
-    for log in (directory / f"{service}.log" for directory in running.directories()):
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, yaml.YAMLError):
-            with log.open("rb") as lines:
-                listening = next((line for line in lines if b'"event":"listening"' in line), b"")
-            # the file is written once, when the service starts
-            settings = log.with_name(f"{service}.yaml")
-            place = (
-                str(orjson.loads(listening)["http"]),
-                str(yaml.safe_load(settings.read_text("utf-8"))["bus"]["url"]),
-            )
-            places.append((settings.stat().st_mtime, place))
-    return [place for _, place in sorted(places, reverse=True)]
+    return [
+        (program.http, stack.nats_url)
+        for stack in running.here()
+        if (program := stack.program(service)) is not None and program.http
+    ]

@@ -24,6 +24,20 @@ def test_a_session_is_valid_until_it_ends_and_only_with_the_key_that_sealed_it()
     assert sessions.unseal(sealed, sessions.SignIn, KEY, at=AT) is None
 
 
+def test_a_session_that_was_signed_out_stays_ended_also_when_there_are_too_many() -> None:
+    ended = sessions.SignedOut(limit=2)
+    a, b, c, d = (
+        sessions.Session(id=f"{number:016x}", ends_at=AT + number) for number in range(1, 5)
+    )
+    for session in (c, b, b):
+        ended.add(session)
+    assert [session in ended for session in (a, b, c, d)] == [False, True, True, False]
+    # above the limit, all sessions end that would have ended first
+    ended.add(d)
+    assert [session in ended for session in (a, b, c, d)] == [True] * 4
+    assert msgspec.structs.replace(a, ends_at=AT + 2.5) not in ended
+
+
 @pytest.mark.parametrize("change", ["", ".", "a.b", "\N{SNOWMAN}.x", "x" * 5_000])
 def test_what_nobody_sealed_is_no_session(change: str) -> None:
     assert sessions.unseal(change, sessions.Session, KEY, at=AT) is None

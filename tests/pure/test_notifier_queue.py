@@ -150,7 +150,7 @@ def test_what_is_newer_replaces_what_waits() -> None:
     deliveries.receive(old, 0.0)
     deliveries.receive(answered(old, AWAY), 0.0)
     assert deliveries.receive(new, 0.1) == [queue.Superseded(old)]
-    assert deliveries.tick(0.5) == [queue.Send(new, 2)]
+    assert deliveries.tick(0.5) == [queue.Send(new, 1)]
 
 
 def test_what_is_newer_waits_behind_what_is_being_sent_and_the_newest_replaces_it() -> None:
@@ -169,7 +169,26 @@ def test_what_failed_is_replaced_by_what_waits_behind_it() -> None:
     deliveries.receive(first, 0.0)
     deliveries.receive(second, 0.1)
     assert deliveries.receive(answered(first, AWAY), 1.0) == [queue.Superseded(first)]
-    assert deliveries.tick(1.5) == [queue.Send(second, 2)]
+    assert deliveries.tick(1.5) == [queue.Send(second, 1)]
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_attempts_are_those_of_one_delivery_and_the_back_off_is_that_of_its_group(
+    *, waits: bool
+) -> None:
+    deliveries, old, new = make(), delivery_of("a"), delivery_of("a")
+    deliveries.receive(old, 0.0)
+    if waits:
+        deliveries.receive(new, 0.0)
+        deliveries.receive(answered(old, AWAY), 0.0)
+    else:
+        deliveries.receive(answered(old, AWAY), 0.0)
+        deliveries.receive(new, 0.0)
+    assert deliveries.tick(0.5) == [queue.Send(new, 1)]
+    assert deliveries.receive(answered(new, AWAY), 0.5) == [queue.Postponed(new, AWAY)]
+    assert deliveries.next_deadline() == 1.5
+    assert deliveries.tick(1.5) == [queue.Send(new, 2)]
+    assert deliveries.receive(answered(new, TAKEN), 1.5) == [queue.Done(new, 2, TAKEN)]
 
 
 def test_the_same_notification_again_is_superseded() -> None:

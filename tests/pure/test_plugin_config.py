@@ -193,3 +193,29 @@ def test_what_is_reported_of_a_nodes_devices_makes_its_hash_and_nothing_else_doe
     assert (
         len({item, others.hash_for("n1"), simulated.hash_for("n1"), elsewhere.hash_for("n2")}) == 4
     )
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "restart"),
+    [
+        ("gpus: {}", "gpus: {library: /a}", ("gpus.library",)),
+        ("gpus: {library: /a}", "gpus: {library: /a, migStrategy: single}", ()),
+        ("{gpus: {}, handover_s: 1}", "{gpus: {}, handover_s: 2}", ("handover_s",)),
+        (
+            "nodes: [{match: n1, gpus: {}}]",
+            "nodes: [{match: n1, gpus: {library: /a}}]",
+            ("gpus.library",),
+        ),
+        ("nodes: [{match: n2, gpus: {}}]", "nodes: [{match: n2, gpus: {library: /a}}]", ()),
+        (
+            "{gpus: {library: /a}, nodes: [{match: n1, gpus: {}}]}",
+            "{gpus: {library: /b}, nodes: [{match: n1, gpus: {}}]}",
+            (),
+        ),
+    ],
+)
+def test_a_restart_is_needed_for_what_a_node_reads_only_at_startup(
+    before: str, after: str, restart: tuple[str, ...], tmp_path: Path
+) -> None:
+    earlier, later = (load(tmp_path, text) for text in (before, after))
+    assert later.restart_needed_for(earlier, "n1") == restart

@@ -15,7 +15,7 @@ from typing import Any
 import orjson
 
 from muster import RUNBOOKS_URL, vocabulary
-from muster.local import nats
+from muster.local import nats, running
 from muster.nats import bus
 from muster.vocabulary import Health
 from tests.worlds import muster_command
@@ -39,10 +39,9 @@ def muster(directory: Path, *arguments: str, **environment: str) -> tuple[int, s
 
 @contextlib.asynccontextmanager
 async def stack(directory: Path) -> AsyncIterator[tuple[bus.Bus, str, str]]:
-    """Run NATS and health, with the files that `muster up` would leave; give a bus and both."""
+    """Run NATS and health, with the record that `muster up` writes; give a bus and both."""
     files = directory / "muster-here"
     files.mkdir()
-    log = files / "health.log"
     async with (
         asyncio.timeout(100),
         contextlib.AsyncExitStack() as opened,
@@ -58,11 +57,18 @@ async def stack(directory: Path) -> AsyncIterator[tuple[bus.Bus, str, str]]:
             stdout=asyncio.subprocess.PIPE,
         )
         assert process.stdout is not None
-        line = await process.stdout.readline()
-        log.write_bytes(line)
+        http = orjson.loads(await process.stdout.readline())["http"]
+        record = running.Running(
+            directory=str(files),
+            owner=os.getpid(),
+            nats_url=server.url,
+            nodes=(),
+            programs=(running.Program(name="health", pid=process.pid, http=http),),
+        )
+        running.write(record)
         draining = asyncio.create_task(process.stdout.read())
         try:
-            yield link, orjson.loads(line)["http"], server.url
+            yield link, http, server.url
         finally:
             process.send_signal(signal.SIGKILL)
             await process.wait()

@@ -13,6 +13,7 @@ import aiohttp
 import msgspec
 import prometheus_client
 import pytest
+import yarl
 from structlog.testing import capture_logs
 
 from muster import commands, vocabulary
@@ -572,7 +573,13 @@ def test_who_signs_in_acts_under_that_name_and_nobody_else_does(tmp_path: Path) 
                 assert (await shown.send("/silence", fields))[0] == 303
                 assert await shown.silences() == [("ann@example.com", FORM["comment"])]
                 assert (await shown.acted()).identity == "oidc"
+                kept = {each.key: each.value for each in shown.browser.cookie_jar}
                 assert (await shown.send("/sign-out", {"token": fields["token"]}))[0] == 303
                 assert (await shown.send("/silence", fields))[0] == 403
+                # a copy of the cookie is of no use either
+                shown.browser.cookie_jar.clear()
+                shown.browser.cookie_jar.update_cookies(kept, yarl.URL(shown.address))
+                assert (await shown.send("/silence", fields))[0] == 403
+                assert "You have not signed in." in await shown.page("/silence?m=node%3Da")
 
     asyncio.run(story())

@@ -5,6 +5,7 @@ import contextlib
 import datetime as dt
 import email
 import email.policy
+import errno
 import os
 import pathlib
 import resource
@@ -13,7 +14,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 import aiohttp
 import aiosmtpd.smtp
@@ -484,6 +485,33 @@ def test_a_line_that_does_not_fit_into_a_file_leaves_no_half_of_it(
     assert file.stat().st_size == size
     assert send(receiver, OVER).kind is Kind.ACCEPTED
     assert len([orjson.loads(line) for line in file.read_bytes().splitlines()]) == 2
+
+
+@pytest.mark.parametrize("meanwhile", [b'{"id":"other"}\n', None])
+def test_a_failed_write_leaves_what_another_process_does_with_the_file(
+    meanwhile: bytes | None, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "notifications.jsonl"
+    receiver = sender(file=receiver_settings.File(path=str(file)))
+    assert send(receiver, FIRES).kind is Kind.ACCEPTED
+    line = file.read_bytes()
+
+    def fails(_: int) -> NoReturn:
+        if meanwhile is None:
+            # as logrotate does with copytruncate
+            os.truncate(file, 0)
+        else:
+            with file.open("ab") as opened:
+                opened.write(meanwhile)
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "fsync", fails)
+    assert send(receiver, OVER).outcome is Outcome.WRITE_FAILED
+    if meanwhile is None:
+        assert file.read_bytes() == b""
+    else:
+        assert file.read_bytes().startswith(line)
+        assert file.read_bytes().endswith(meanwhile)
 
 
 def test_what_is_no_file_is_not_written_and_waits_for_nobody(tmp_path: pathlib.Path) -> None:

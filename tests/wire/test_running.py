@@ -48,14 +48,18 @@ def test_the_services_of_a_killed_stack_are_not_taken_for_those_of_one_that_runs
     locks = {}
     for number in (1, 2):
         directory, locks[number] = running.claim()
-        (directory / "health.log").write_text(
-            f'{{"event":"listening","http":"http://127.0.0.1:{number}"}}\n'
+        os.utime(directory / "lock", (number, number))
+        of_health = running.Program(name="health", pid=17, http=f"http://127.0.0.1:{number}")
+        of_nats = running.Program(name="nats-server", pid=18)
+        record = msgspec.structs.replace(
+            recorded(directory),
+            nats_url=f"nats://127.0.0.1:{number}",
+            programs=(of_health, of_nats),
         )
-        settings = directory / "health.yaml"
-        settings.write_text(f"bus: {{url: 'nats://127.0.0.1:{number}'}}")
-        os.utime(settings, (number, number))
+        running.write(record)
     both = [(f"http://127.0.0.1:{n}", f"nats://127.0.0.1:{n}") for n in (2, 1)]
     assert health.running_here() == both
+    assert health.running_here("nats-server") == health.running_here("labeler") == []
     os.close(locks[2])
     assert health.running_here() == both[1:]
     os.close(locks[1])

@@ -1,4 +1,4 @@
-"""Adapter: the process of the console: reads its settings and serves the pages until SIGTERM."""
+"""Adapter for the process of the console: reads its settings and serves the pages until SIGTERM."""
 
 from muster.service import start  # isort: skip  # before everything else
 

@@ -1,4 +1,4 @@
-"""Adapter: NATS: performs what people do in the console, and publishes audit events about it.
+"""Adapter for NATS: performs what people do in the console, and publishes audit events about it.
 
 The acts have the same effect as `muster silence` and `muster dlq`. Each act has a time limit; it is
 logged and published, whatever its outcome. Acts above a person's rate limit are refused, and only

@@ -1,4 +1,4 @@
-"""Adapter: HTTP: identifies who requests a page, decides who may act, and reads their forms."""
+"""Adapter for HTTP: identifies who requests a page, decides who may act, and reads forms."""
 
 import asyncio
 import os
@@ -54,6 +54,7 @@ class Visitors:
         self.settings = settings
         self._user = user
         self._key = secrets.token_bytes(_KEY_BYTES)
+        self._signed_out = sessions.SignedOut()
         split = urllib.parse.urlsplit(settings.url)
         self._origin = config.origin(settings.url) if settings.url else ""
         self.hosts = [split.hostname] if split.hostname else []
@@ -78,6 +79,8 @@ class Visitors:
         given = _cookies(headers).get(self._cookie_name(headers), "")
         at = time.time()
         known = sessions.unseal(given, sessions.Session, self._key, at=at)
+        if known is not None and known in self._signed_out:
+            known = None
         session = known or self.session()
         scope[_SCOPE] = await self._visitor(scope, headers, session)
 
@@ -94,6 +97,11 @@ class Visitors:
         """Return a new session."""
         ends_at = time.time() + sessions.LASTS_S
         return sessions.Session(id=secrets.token_hex(_ID_BYTES), name=name, ends_at=ends_at)
+
+    def sign_out(self, session: sessions.Session) -> None:
+        """End a session in which somebody has signed in."""
+        if session.name:
+            self._signed_out.add(session)
 
     def cookie(self, session: sessions.Session, headers: Mapping[str, str]) -> tuple[bytes, bytes]:
         """Return the header that gives a session to the browser that sent `headers`."""

@@ -1,4 +1,4 @@
-"""Adapter: `muster console`: serves the pages on this machine and opens them in a browser."""
+"""Adapter for `muster console`: serves the pages on this machine and opens them in a browser."""
 
 import asyncio
 import os

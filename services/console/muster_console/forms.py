@@ -1,4 +1,4 @@
-"""Adapter: HTTP: the pages and forms with which people act: silence, expire, send again.
+"""Adapter for HTTP: the pages and forms with which people act: silence, expire, send again.
 
 `authorization` decides who may act, and `acts` performs the acts.
 """
@@ -195,6 +195,9 @@ class Forms:
     async def sign_out(self, request: requests.Request) -> responses.Response:
         """Sign a person out: give the browser a new session in which nobody has signed in."""
         await self._visitors.form(request)
+        visitor = authorization.visitor_of(request)
+        assert visitor is not None, "only a visitor sends a form"
+        self._visitors.sign_out(visitor.session)
         answer = _back("alerts")
         session = self._visitors.session()
         answer.raw_headers.append(self._visitors.cookie(session, request.headers))

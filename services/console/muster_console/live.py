@@ -1,4 +1,4 @@
-"""Adapter: the event loop: keeps the fleet, the events and the history up to date for all pages."""
+"""Adapter for the event loop: keeps fleet, events and history up to date for all pages."""
 
 import asyncio
 import collections

@@ -1,4 +1,4 @@
-"""Adapter: HTTP: signs people in at an OpenID Connect issuer, by the authorization code flow.
+"""Adapter for HTTP: signs people in at an OpenID Connect issuer, by the authorization code flow.
 
 The flow has a state, a nonce and a PKCE verifier (OpenID Connect Core 1.0, 3.1; RFC 7636). The
 issuer's metadata and keys are read when they are needed, and again if they are an hour old or if a

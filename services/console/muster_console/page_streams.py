@@ -1,4 +1,4 @@
-"""Adapter: HTTP: the streams that keep open pages up to date."""
+"""Adapter for HTTP: the streams that keep open pages up to date."""
 
 import asyncio
 import re

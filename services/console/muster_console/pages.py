@@ -1,4 +1,4 @@
-"""Adapter: HTTP: the pages, and the data of the fleet."""
+"""Adapter for HTTP: the pages, and the data of the fleet."""
 
 import gzip
 import hashlib

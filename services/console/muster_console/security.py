@@ -1,4 +1,4 @@
-"""Adapter: HTTP: refuses requests that our own pages never send, and adds security headers.
+"""Adapter for HTTP: refuses requests that our own pages never send, and adds security headers.
 
 The pages show texts that come from plugins, drivers and people. They are escaped; in addition, the
 headers below keep browsers from running a script in such a text, and other sites from embedding our

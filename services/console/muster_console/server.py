@@ -1,4 +1,4 @@
-"""Adapter: HTTP: serves the pages on one address while the process runs."""
+"""Adapter for HTTP: serves the pages on one address while the process runs."""
 
 import asyncio
 import contextlib

@@ -1,12 +1,14 @@
 """Pure: sessions in signed cookies, and whether a form comes from our own pages (CSRF).
 
-Nothing is stored: a cookie contains the session and its signature, with a random key that is made
-when the process starts. A form is accepted only from our own origin, and with a token that only the
-pages of the same session contain; another site cannot read the token.
+A cookie contains the session and its signature, with a random key that is made when the process
+starts. Only the ids of sessions that were signed out are stored. A form is accepted only from our
+own origin, and with a token that only the pages of the same session contain; another site cannot
+read the token.
 """
 
 import base64
 import hashlib
+import heapq
 import hmac
 from collections.abc import Mapping
 from typing import Annotated, Final, TypeVar
@@ -18,6 +20,7 @@ from muster import codec
 LASTS_S: Final = 12 * 3600.0
 SIGN_IN_S: Final = 600.0
 """How long signing in may take."""
+SIGNED_OUT_MAX: Final = 10_000
 _SEALED_MAX: Final = 4_096
 _SIGNATURE_BYTES: Final = 32
 
@@ -43,6 +46,33 @@ class SignIn(Expiring, frozen=True, kw_only=True):
     state: str
     nonce: str
     verifier: str
+
+
+class SignedOut:
+    """The sessions that were signed out.
+
+    Above the limit, the id of the one that expires first is dropped, and all sessions that expire
+    as early count as signed out, too. So none becomes valid again.
+    """
+
+    def __init__(self, limit: int = SIGNED_OUT_MAX) -> None:
+        self._limit = limit
+        self._ends: list[tuple[float, str]] = []
+        self._ids: set[str] = set()
+        self._all_until = 0.0
+
+    def add(self, session: Session) -> None:
+        """Sign a session out."""
+        if session in self:
+            return
+        self._ids.add(session.id)
+        heapq.heappush(self._ends, (session.ends_at, session.id))
+        if len(self._ends) > self._limit:
+            self._all_until, id_ = heapq.heappop(self._ends)
+            self._ids.remove(id_)
+
+    def __contains__(self, session: Session) -> bool:
+        return session.ends_at <= self._all_until or session.id in self._ids
 
 
 def seal(value: Expiring, key: bytes) -> str:

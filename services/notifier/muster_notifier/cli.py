@@ -1,4 +1,4 @@
-"""Adapter: the `muster notify` commands: test a receiver, explain routing, import settings.
+"""Adapter for the `muster notify` commands: test a receiver, explain routing, import settings.
 
 Exit codes: 0 success, 1 failure or nobody is notified, 2 the input cannot be used.
 """

@@ -1,4 +1,4 @@
-"""Adapter: the `muster notify setup` commands: test a receiver, then add it to the notifier.
+"""Adapter for the `muster notify setup` commands: test a receiver, then add it to the notifier.
 
 The receiver is written to a directory or, with the rights of the kubeconfig's user, to the
 notifier's Secret of receivers; or it is printed as a manifest. Secrets are read from files or from
@@ -310,7 +310,7 @@ def _write_files(plan: setup_plan.Plan, place: Path) -> int:
 
 
 async def _refusal_of_cluster(plan: setup_plan.Plan, options: _Options, context: str) -> str | None:
-    """Return why the receiver must not be written to the cluster; an empty text otherwise.
+    """Return why the receiver must not be written to the cluster; an empty string otherwise.
 
     Raises Unreachable and Unusable.
     """

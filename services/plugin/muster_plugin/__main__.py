@@ -260,7 +260,7 @@ def _foreign(peer: settings.Format, text: bytes, source: str) -> dict[str, objec
 
 def _check(chosen: settings.Settings) -> None:
     """Raise CannotStart if a directory or the HTTP address in the settings cannot be used."""
-    problem = plugin_sockets.problem(
+    problem = kubelet_socket.directory_problem(
         Path(chosen.kubelet.directory) / settings.SOCKET_DIRECTORY, serves=chosen.serves
     )
     if problem:
@@ -361,7 +361,7 @@ class Reloader:
         if new == self._active:
             self._node.event_log.configuration_restored(config_hash)
             return
-        restart = new.restart_needed_for(self._chosen)
+        restart = new.restart_needed_for(self._chosen, self._node.name)
         if configuration.gpus is not None and not self._node.watches_gpus:
             restart = (*restart, "gpus")
         self._active = new

@@ -74,7 +74,7 @@ class Attempted:
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Send this delivery; `attempt` counts from 1, including attempts of superseded deliveries."""
+    """Send this delivery; `attempt` counts its attempts, from 1."""
 
     delivery: Delivery
     attempt: int
@@ -122,13 +122,24 @@ Output = Send | Done | Postponed | Superseded | GivenUp
 
 @dataclass(slots=True, kw_only=True)
 class _Slot:
+    """A delivery and the newest one that waits behind it.
+
+    `failures` in a row determine the back-off; they include those of superseded deliveries.
+    """
+
     delivery: Delivery
     began_at: float
     due_at: float
     attempts: int = 0
+    failures: int = 0
     unknown: int = 0
     is_sending: bool = False
     next: Delivery | None = None
+
+    def replace(self, delivery: Delivery, now: float) -> None:
+        """Continue with another delivery, behind which none waits."""
+        self.delivery, self.next = delivery, None
+        self.began_at, self.attempts, self.unknown = now, 0, 0
 
 
 class DeliveryQueue:
@@ -215,7 +226,7 @@ class DeliveryQueue:
             slot.next = delivery
             return out
         out.append(Superseded(slot.delivery))
-        slot.delivery, slot.began_at, slot.unknown = delivery, now, 0
+        slot.replace(delivery, now)
         return [*out, *self._send_due(now)]
 
     def _may_test(self, delivery: Delivery, now: float) -> bool:
@@ -256,7 +267,8 @@ class DeliveryQueue:
 
     def _retry(self, slot: _Slot, event: Attempted, now: float) -> list[Output]:
         delivery, result = event.delivery, event.result
-        delay_s = results.delay_s(slot.attempts, result, chance=event.chance)
+        slot.failures += 1
+        delay_s = results.delay_s(slot.failures, result, chance=event.chance)
         is_doubtful = result.is_unknown and self._shows_repeats
         is_test = delivery.notification.is_test
         is_over = is_test or (is_doubtful and slot.unknown >= len(UNKNOWN_S))
@@ -266,8 +278,7 @@ class DeliveryQueue:
         if result.retry_after_s is not None or self.is_failing():
             self._paused_until = max(self._paused_until, now + delay_s)
         if slot.next is not None:
-            slot.delivery, slot.next = slot.next, None
-            slot.began_at, slot.unknown = now, 0
+            slot.replace(slot.next, now)
             self._wait(slot, now + delay_s)
             return [Superseded(delivery)]
         if is_over or now + delay_s > slot.began_at + self._retry_for_s:
@@ -283,8 +294,8 @@ class DeliveryQueue:
         if slot.next is None:
             del self._slots[name]
             return
-        slot.delivery, slot.next = slot.next, None
-        slot.began_at, slot.attempts, slot.unknown = now, 0, 0
+        slot.replace(slot.next, now)
+        slot.failures = 0
         self._wait(slot, now)
 
     def _wait(self, slot: _Slot, until: float) -> None:

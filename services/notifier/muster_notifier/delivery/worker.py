@@ -194,7 +194,7 @@ class ReceiverWorker:
             self._tasks.create_task(runtime.drive(self.queue, self._inbox, self._act))
 
     async def _act(self, output: queue.Output) -> None:
-        """Carry out an output of the queue."""
+        """Perform an action that the queue has decided on."""
         match output:
             case queue.Send():
                 assert self._tasks is not None, f"{self.name} has not been started"

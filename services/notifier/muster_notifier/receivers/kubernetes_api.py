@@ -1,4 +1,4 @@
-"""Adapter: the Kubernetes API: writes Events, and reads which receivers owners of workloads name.
+"""Adapter for the Kubernetes API: writes Events, and reads the receivers of owners of workloads.
 
 The name of an Event is derived from the notification, so a repeat creates no second Event.
 Kubernetes deletes Events after about an hour: they are a view, not a record.

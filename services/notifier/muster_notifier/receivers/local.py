@@ -1,4 +1,4 @@
-"""Adapter: local receivers: a file of JSON lines, and the notifier's own log."""
+"""Adapter for local receivers: a file of JSON lines, and the notifier's own log."""
 
 import asyncio
 import errno
@@ -48,18 +48,16 @@ class File:
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
         opened = os.open(self._path, flags, 0o640)
         try:
-            was = os.fstat(opened)
-            if not stat.S_ISREG(was.st_mode):
+            if not stat.S_ISREG(os.fstat(opened).st_mode):
                 raise OSError(errno.EINVAL, "not a regular file")
+            written = os.write(opened, line)
             try:
-                written = os.write(opened, line)
                 os.fsync(opened)
             except OSError:
-                os.ftruncate(opened, was.st_size)
+                _remove_last(opened, written)
                 raise
             if written < len(line):
-                # half a line would make the next line unreadable, too
-                os.ftruncate(opened, was.st_size)
+                _remove_last(opened, written)
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         finally:
             os.close(opened)
@@ -80,3 +78,13 @@ class Console:
             "notification_logged", id=notification.id, text=f"{text.title}\n{text.text}"
         )
         return results.Result(results.Outcome.ACCEPTED, "logged")
+
+
+def _remove_last(opened: int, written: int) -> None:
+    """Remove the bytes of the last write from the file, unless it has changed since.
+
+    Half a line would make the next line unreadable, too, but another process may have appended one.
+    """
+    end = os.lseek(opened, 0, os.SEEK_CUR)
+    if os.fstat(opened).st_size == end:
+        os.ftruncate(opened, end - written)

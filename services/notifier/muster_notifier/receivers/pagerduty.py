@@ -1,4 +1,4 @@
-"""Adapter: PagerDuty: writes the bodies of its Events API v2, with one incident per group.
+"""Adapter for PagerDuty: writes the bodies of its Events API v2, with one incident per group.
 
 Triggers with the same `dedup_key` are one incident, so a repeat does no harm. A silenced incident
 is acknowledged, and PagerDuty no longer escalates it.

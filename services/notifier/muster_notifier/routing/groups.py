@@ -298,7 +298,7 @@ class InflightLimits:
         self._waiting[key[0]].setdefault(key, now)
 
     def next(self, receiver: str) -> Key | None:
-        """Remove the next waiting group and return its key; None if none waits or may be sent."""
+        """Remove the next group that may be sent and return its key; None if there is none."""
         waiting = self._waiting[receiver]
         is_busy = (
             self._in_flight[receiver] >= IN_FLIGHT_MAX

@@ -1,4 +1,4 @@
-"""Adapter: the command line `muster config`: validate, show, schema, import, daemonsets.
+"""Adapter for the command line `muster config`: validate, show, schema, import, daemonsets.
 
 Exit codes: 0 if the file can be used, 1 if an import would lose settings, 2 if the file cannot be
 used (one line for each problem on stderr). The output on stdout can be saved as a file; hints for

@@ -341,14 +341,14 @@ class Settings(
         canonical = msgspec.json.encode((self.at(node), self.simulated_gpus), order="sorted")
         return hashlib.sha256(canonical).hexdigest()[:12]
 
-    def restart_needed_for(self, other: Settings) -> tuple[str, ...]:
-        """Return the changed keys that are only read at startup."""
+    def restart_needed_for(self, other: Settings, node: str) -> tuple[str, ...]:
+        """Return the changed keys that this node's plugin only reads at startup."""
         sections = tuple(
             field.encode_name
             for field in msgspec.structs.fields(self)
             if field.name not in _LIVE and getattr(self, field.name) != getattr(other, field.name)
         )
-        ours, theirs = self.gpus or config_gpus.Gpus(), other.gpus or config_gpus.Gpus()
+        ours, theirs = (each.at(node).gpus or config_gpus.Gpus() for each in (self, other))
         waits = [key for key in _GPUS_AT_START if getattr(ours, key) != getattr(theirs, key)]
         return (*sections, *(f"gpus.{key}" for key in waits))
 

@@ -1,9 +1,9 @@
 """Adapter: uses inotify to decide when directories have to be scanned again.
 
 Events are not parsed: any event makes the caller scan the current state. A lost or repeated event
-therefore does no harm, and periodic scans cover changes that inotify cannot see (another mount, an
-overflow, no instances left: fs.inotify.max_user_instances). Two calls of the C library are enough;
-a package for them would cost 10 ms and 1 MiB. The calls run in a thread, because watching a
+therefore does no harm, and periodic scans find what inotify misses: a mount over the directory, an
+overflow, or no free instance (fs.inotify.max_user_instances). Two calls of the C library are
+enough; a package for them would cost 10 ms and 1 MiB. The calls run in a thread, because watching a
 directory reads it, which may hang.
 """
 

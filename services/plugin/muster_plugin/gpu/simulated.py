@@ -2,7 +2,7 @@
 
 Each line of the script is a JSON object: `{"device": 0, "xid": 79}`, or `clear` instead of `xid`.
 The device is an index or a uuid. The whole file is read after every change, so it may be appended
-to, rewritten or removed.
+to, rewritten or removed. While it cannot be read, the faults stay as they are.
 """
 
 import asyncio
@@ -58,7 +58,7 @@ class SimulatedSource:
 
     @property
     def checked_at(self) -> Mapping[str, float]:
-        """When the script was last read, in monotonic seconds; empty before the first time."""
+        """When the script was last read, in monotonic seconds; empty if it has not been read."""
         return {} if self._read_at is None else {KIND: self._read_at}
 
     async def first_scan(self, timeout_s: float) -> gpu.Scan:
@@ -133,26 +133,28 @@ class SimulatedSource:
             yield answer(device.uuid, xids, at)
 
     def _read(self) -> None:
-        self._read_at = time.monotonic()
-        if self._file is None:
+        text = None if self._file is None else self._text(self._file)
+        if text is None:
             return
+        self._read_at = time.monotonic()
         indexes = {gpu.uuid: index for index, gpu in enumerate(self._gpus)}
-        before, self._script = self._script, parse_script(self._text(self._file), indexes)
+        before, self._script = self._script, parse_script(text, indexes)
         if self._script.bad_lines not in {(), before.bad_lines}:
             self._log.warning("fault_script_unreadable", lines=self._script.bad_lines[:5])
 
-    def _text(self, file: Path) -> bytes:
+    def _text(self, file: Path) -> bytes | None:
+        """Return the content of the script, empty if there is no file; None if it is unreadable."""
         try:
             if file.exists() and not file.is_file():
                 self._log.warning("fault_script_unreadable", error="it is not a regular file")
-                return b""
+                return None
             with file.open("rb") as opened:
                 return opened.read(_BYTES_MAX)
         except FileNotFoundError:
             return b""
         except OSError as error:
             self._log.warning("fault_script_unreadable", error=str(error))
-            return b""
+            return None
 
 
 class _ScriptLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -5,6 +5,7 @@ sockets of plugins, so the directories of these sockets are watched too.
 """
 
 import contextlib
+import os
 import stat
 from collections.abc import AsyncGenerator, Iterable
 from pathlib import Path
@@ -32,6 +33,19 @@ def check_times(kubelet: Path) -> AsyncGenerator[None, None]:
 def directories(kubelet: Path) -> list[Path]:
     """Return the directories of the kubelet in which plugins serve their sockets."""
     return [kubelet / name for name in (settings.SOCKET_DIRECTORY, settings.REGISTRY_DIRECTORY)]
+
+
+def directory_problem(directory: Path, *, serves: bool) -> str | None:
+    """Return why such a directory is unusable, or None; with `serves` it must be writable."""
+    if not directory.exists():
+        return f"{directory}: no such directory; is the node's kubelet directory mounted?"
+    if not directory.is_dir():
+        return f"{directory}: not a directory"
+    if not os.access(directory, os.R_OK | os.X_OK):
+        return f"{directory}: not readable by user {os.geteuid()}"
+    if serves and not os.access(directory, os.W_OK):
+        return f"{directory}: not writable by user {os.geteuid()}"
+    return None
 
 
 def identity(path: Path) -> str:

@@ -24,19 +24,6 @@ _LOCK_TRIES_MAX: Final = 10
 _OWNER_BYTES_MAX: Final = 100
 
 
-def problem(directory: Path, *, serves: bool) -> str | None:
-    """Return why a socket directory is unusable, or None; with `serves` it must be writable."""
-    if not directory.exists():
-        return f"{directory}: no such directory; is the node's kubelet directory mounted?"
-    if not directory.is_dir():
-        return f"{directory}: not a directory"
-    if not os.access(directory, os.R_OK | os.X_OK):
-        return f"{directory}: not readable by user {os.geteuid()}"
-    if serves and not os.access(directory, os.W_OK):
-        return f"{directory}: not writable by user {os.geteuid()}"
-    return None
-
-
 def inode(path: Path) -> tuple[int, int] | None:
     """Return the device and inode numbers of the file at a path; None if there is no file."""
     try:

@@ -1,4 +1,4 @@
-"""Adapter: the device plugin of one resource: executes the actions of its registration machine.
+"""Adapter for the device plugin of one resource: executes the actions of its registration machine.
 
 Resources are independent: a resource that cannot register never restarts or delays another.
 """
@@ -137,7 +137,7 @@ class ResourcePlugin:
         return self.machine.next_deadline()
 
     async def act(self, action: model.Action) -> None:
-        """Execute an action; the result, if there is one, is sent to the machine as a signal."""
+        """Execute an action; its result, if any, is sent to the state machine as a signal."""
         match action:
             case model.Serve(generation=generation):
                 await self._serve(generation)

@@ -65,7 +65,7 @@ class Counters(msgspec.Struct, kw_only=True):
 
 
 class Service(msgspec.Struct, frozen=True, kw_only=True):
-    """The data that all generations of one resource share."""
+    """The data that the successive servers of one resource share."""
 
     resource: str
     devices: inventory.Inventory

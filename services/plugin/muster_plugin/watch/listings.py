@@ -25,7 +25,7 @@ class Listing(msgspec.Struct, frozen=True):
 
 
 class Listings:
-    """The listed devices of each resource, now and before, and the expected devices."""
+    """The kubelet's device list, when it changed, and the expected devices of each resource."""
 
     def __init__(
         self, expect: Mapping[str, int], learned: Mapping[str, int], *, settles_s: float, now: float
@@ -91,11 +91,11 @@ class Listings:
             self._away_at = now
 
     def zero_until(self, resources: Sequence[str]) -> float:
-        """Return the time until which 0 devices of all `resources` may be due to the kubelet.
+        """Return the time until which the kubelet may be why all `resources` have 0 devices.
 
-        Resources without expected devices, or that the kubelet would never list, are ignored. The
-        result is in the past if fewer than two remain, if one of them may have devices, or if their
-        devices did not disappear together.
+        Resources that have no expected devices, and those that the kubelet would never list, are
+        ignored. The result is in the past if fewer than two remain, if one of them may have
+        devices, or if their devices did not disappear together.
         """
         listable = filter(self.expectations.is_listable, resources)
         listings = [self[name] for name in listable if self.expected(name)]
@@ -108,7 +108,8 @@ class Listings:
     def record_kubelet(self, age_s: float | None, identity: str, now: float) -> None:
         """Record the identity of the kubelet's socket and its age, which is None without a socket.
 
-        Only the age of a new socket counts: after the clock was set back, an old socket looks new.
+        The age is used only if the socket is a new one: an old socket seems young after the clock
+        was set back.
         """
         is_there = age_s is not None
         is_new = identity != self._kubelet_identity

@@ -164,18 +164,18 @@ def _group(reader: base.Reader, value: object, path: str, *, flags: bool) -> _Gr
     paths = reader.items(keys.get("paths"), f"{path}.paths")
     usb = reader.items(keys.get("usb"), f"{path}.usb")
     if paths and usb:
-        reader.reject(path, "has paths and usb; generic refuses to start with both in one group")
+        reader.reject(path, "has paths and usb; generic-device-plugin refuses both in one group")
         return None
     devices = [_path(reader, item, f"{path}.paths[{at}]") for at, item in enumerate(paths)]
     for at, item in enumerate(usb):
         entry = _usb(reader, item, f"{path}.usb[{at}]", flags=flags)
-        # generic builds a unit from the paths that exist
+        # generic-device-plugin makes a device from the paths that exist
         devices.append({**entry, "optional": True} if len(usb) > 1 else entry)
     if usb:
         reader.note_difference(
             "usb",
-            "two identical USB devices are two units, for different containers; generic "
-            "gives all matching devices to one container",
+            "two identical USB devices count as two, for different containers; "
+            "generic-device-plugin gives all matching devices to one container",
         )
     if not devices:
         reader.note_difference(path, "has neither paths nor usb; left out")
