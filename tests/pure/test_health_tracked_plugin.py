@@ -1,4 +1,6 @@
 import dataclasses
+import gc
+import tracemalloc
 from datetime import UTC, datetime
 
 import msgspec
@@ -807,3 +809,30 @@ def test_a_kubelet_has_its_time_to_report_what_the_plugin_changed() -> None:
     verdicts.append(plugin.verdict)
 
     assert verdicts == [Verdict.HEALTHY, Verdict.MISMATCH]
+
+
+def test_a_healthy_plugin_takes_2_kib() -> None:
+    beat = healthy().heartbeat(2.0)
+    tracemalloc.start()
+    try:
+        plugins = [tracked(1.0) for _ in range(100)]
+        for plugin in plugins:
+            plugin.receive(beat, 2.0)
+        assert tracemalloc.get_traced_memory()[0] < len(plugins) * 2_048
+    finally:
+        tracemalloc.stop()
+
+
+def test_plugins_are_freed_without_the_garbage_collector() -> None:
+    # it does not track their parts, so a cycle of references would never be freed
+    plugins = [healthy(), down()]
+    gc.disable()
+    tracemalloc.start()
+    try:
+        plugins += [begin() for _ in range(50) for begin in (healthy, down)]
+        held, _ = tracemalloc.get_traced_memory()
+        plugins.clear()
+        assert tracemalloc.get_traced_memory()[0] < held / 10
+    finally:
+        tracemalloc.stop()
+        gc.enable()

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import re
 import signal
 import sys
 from collections.abc import AsyncIterator
@@ -202,6 +203,29 @@ def test_a_killed_a_frozen_and_a_stopping_plugin_each_get_their_verdict(tmp_path
             assert of_b % (b"HEALTHY", 0) in metrics
             async with asyncio.timeout(30):
                 assert await service.end(signal.SIGTERM) == 0
+
+    asyncio.run(story())
+
+
+def test_each_heartbeat_counts_as_accepted_or_as_stale(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with (
+            world(tmp_path) as (server, published),
+            health(tmp_path, server.url) as service,
+            FakePlugin(server.url, "a") as a,
+        ):
+            await published.until_verdict("a", Verdict.HEALTHY)
+            a.is_frozen = True
+            again = a.heartbeat()
+            for _ in range(10):
+                await a.bus.send_heartbeat(again)
+            stale = 'muster_health_heartbeats_total{outcome="stale"} 9.0'
+            while stale not in (metrics := (await service.get("/metrics")).decode()):
+                await asyncio.sleep(0.05)
+            accepted = re.search(r'heartbeats_total\{outcome="accepted"\} (\d+)', metrics)
+            # the first ones may have been sent before health subscribed
+            assert accepted is not None
+            assert 1 <= int(accepted[1]) <= again.seq
 
     asyncio.run(story())
 

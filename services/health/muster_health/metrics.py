@@ -20,9 +20,9 @@ LEFT_OUT: Final = prometheus_client.Gauge(
     f"Plugins whose verdicts are not exported, because there are more than {PLUGINS_MAX}.",
 )
 
-HEARTBEATS: Final = metrics.counter(
+_HEARTBEATS: Final = metrics.counter(
     "muster_health_heartbeats_total",
-    "Heartbeats received (accepted), and those of them that were stale.",
+    "Heartbeats received: accepted, or stale if not newer than one that had arrived.",
     "outcome",
     ("accepted", "stale"),
 )
@@ -84,6 +84,26 @@ _LEADERSHIP: Final = metrics.counter(
 )
 
 
+class Heartbeats:
+    """Counts heartbeats, each with one outcome, when the detector has processed their batch."""
+
+    def __init__(self) -> None:
+        self._stale = 0
+
+    def note_stale(self) -> None:
+        """Record that one heartbeat of the batch is stale."""
+        self._stale += 1
+
+    def count(self, batch: int) -> None:
+        """Count a batch of this size."""
+        _HEARTBEATS.labels("stale").inc(self._stale)
+        _HEARTBEATS.labels("accepted").inc(batch - self._stale)
+        self._stale = 0
+
+
+HEARTBEATS: Final = Heartbeats()
+
+
 def count_leadership(was: leadership.Leadership, now: leadership.Leadership) -> None:
     """Count each time this process becomes or ceases to be the leader, and export whether it is."""
     if now.term == was.term:
@@ -103,7 +123,7 @@ def count(noted: signals.Noted) -> None:
         case signals.Note.VERDICT_REACHED:
             DELAY.observe(noted.seconds)
         case signals.Note.HEARTBEAT_STALE:
-            HEARTBEATS.labels("stale").inc()
+            HEARTBEATS.note_stale()
         case signals.Note.EVENT_STALE:
             EVENTS_STALE.inc()
         case signals.Note.STALLED:

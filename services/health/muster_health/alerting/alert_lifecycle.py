@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
+import msgspec
+
 from muster import pacing, vocabulary
 from muster_health.alerting import flap_damping
 from muster_health.model import alerts, config
@@ -36,22 +38,19 @@ _NO_HISTORY: Final[Mapping[alerts.Key, _History]] = {}
 """The empty history that all plugins without alerts share; most plugins have none."""
 
 
-class AlertLifecycle:
+class AlertLifecycle(msgspec.Struct, eq=False, gc=False):
     """The published open alerts of a plugin or of the fleet, and the unpublished changes."""
 
-    __slots__ = ("_bounds", "_history", "_settings", "_updates", "pending", "published")
-
-    def __init__(self, settings: config.Detection, bounds: config.Bounds) -> None:
-        self.published: Mapping[alerts.Key, alerts.Alert] = _NONE
-        self.pending: tuple[alerts.Alert, ...] = ()
-        self._settings = settings
-        self._bounds = bounds
-        self._history: Mapping[alerts.Key, _History] = _NO_HISTORY
-        self._updates: pacing.TokenBucket | None = None
+    _settings: config.Detection
+    _bounds: config.Bounds
+    published: Mapping[alerts.Key, alerts.Alert] = msgspec.field(default_factory=lambda: _NONE)
+    pending: tuple[alerts.Alert, ...] = ()
+    _history: Mapping[alerts.Key, _History] = msgspec.field(default_factory=lambda: _NO_HISTORY)
+    _updates: pacing.TokenBucket | None = None
 
     def load(self, firing: Iterable[alerts.Alert], unpublished: Iterable[alerts.Alert]) -> None:
         """Load the alerts that another process published, and its pending changes."""
-        self.published = {alert.key: alert for alert in firing}
+        self.published = {alert.key: alert for alert in firing} or _NONE
         self.pending = tuple(unpublished)
 
     def follow(
@@ -165,7 +164,8 @@ class AlertLifecycle:
             if now < due:
                 return due
             history.cleared_at = None
-        self.published = {other: alert for other, alert in self.published.items() if other != key}
+        rest = {other: alert for other, alert in self.published.items() if other != key}
+        self.published = rest or _NONE
         self.pending = (*self.pending, published.resolved(at, why_ended(key)))
         return None
 

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final
 
+import msgspec
+
 from muster import vocabulary
 from muster.vocabulary import AlertKind, Condition, Health
 from muster_health.alerting import evidence
@@ -54,18 +56,17 @@ _NONE: Final = _Faults()
 _NOTHING: Final[Mapping[str, int]] = {}
 
 
-@dataclass(slots=True, eq=False)
-class DeviceFaults:
+class DeviceFaults(msgspec.Struct, eq=False, gc=False):
     """The faulty devices of one plugin, by group and id."""
 
     devices_max: int
-    totals: Mapping[str, int] = field(default_factory=lambda: _NOTHING)
+    totals: Mapping[str, int] = msgspec.field(default_factory=lambda: _NOTHING)
     """Number of devices by resource; empty until the first inventory."""
     changes: int = 0
     """The number of recorded changes of faults whose device id is known."""
     has_any: bool = False
     """Whether any fault has ever been recorded; if not, look-ups can be skipped."""
-    _faults: _Faults = field(default_factory=lambda: _NONE)
+    _faults: _Faults = msgspec.field(default_factory=lambda: _NONE)
     _count: int = 0
 
     @property

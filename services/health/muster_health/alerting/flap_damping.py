@@ -10,8 +10,9 @@ The count restarts if the time since the last failure exceeds one window plus th
 the table.
 """
 
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from muster import pacing
 from muster_health.model import config
@@ -19,8 +20,7 @@ from muster_health.model import config
 _COUNTED_MAX: Final = 64
 
 
-@dataclass(slots=True, eq=False)
-class FlapDamping:
+class FlapDamping(msgspec.Struct, eq=False, gc=False):
     """Counts failures, and computes how long the recovery is delayed."""
 
     settings: config.Detection

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
+import msgspec
+
 from muster import vocabulary
 from muster.vocabulary import AlertKind, FuseCondition
 from muster_health.alerting import evidence
@@ -54,8 +56,7 @@ class Fault:
     why: str
 
 
-@dataclass(slots=True, eq=False)
-class MountFaults:
+class MountFaults(msgspec.Struct, eq=False, gc=False):
     """The failed mounts of one node, which only its FUSE broker reports."""
 
     total: int | None = None

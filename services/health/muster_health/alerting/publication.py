@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final, assert_never
 
+import msgspec
+
 from muster import vocabulary
 from muster.vocabulary import AlertKind, Verdict
 from muster_health.alerting import (
@@ -43,8 +45,7 @@ class Observed:
     due: float | None
 
 
-@dataclass(slots=True, eq=False)
-class Publication:
+class Publication(msgspec.Struct, eq=False, gc=False):
     """The published state of one plugin; `since` is when its verdict was reached."""
 
     node: str

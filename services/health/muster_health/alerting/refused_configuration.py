@@ -12,9 +12,10 @@ refusal has accepted its configuration.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
+
+import msgspec
 
 from muster import vocabulary
 from muster.vocabulary import AlertKind
@@ -29,8 +30,7 @@ _APPLIED: Final = "a configuration that it accepts is active"
 _RESTARTED: Final = "the plugin has restarted, with a configuration that it accepts"
 
 
-@dataclass(slots=True, eq=False)
-class RefusedConfiguration:
+class RefusedConfiguration(msgspec.Struct, eq=False, gc=False):
     """The refused configuration of one plugin; `known` is None if there is none."""
 
     wait_s: float

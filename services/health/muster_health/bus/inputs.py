@@ -124,7 +124,7 @@ class Inputs:
         return wants
 
     async def _read_again(self, budget: event_budget.EventBudget, stream: streams.Stream) -> None:
-        """Read the newest events of nodes whose events were skipped, forever."""
+        """Read the newest events of nodes whose events were skipped; never returns."""
         clock = asyncio.get_running_loop().time
         kind = stream.subjects[0].split(".")[1]
         while True:
@@ -179,6 +179,8 @@ class Inputs:
                 continue
             position = max(position, state.position)
             await self.put(signals.Restored(state=state))
+            # the detector handles it now, or all decoded states would be in the inbox together
+            await asyncio.sleep(0)
         return position
 
     async def _catch_up(self) -> int:
@@ -199,11 +201,11 @@ class Inputs:
         processed = asyncio.Event()
 
         async def ack() -> None:
+            metrics.HEARTBEATS.count(len(batch))
             processed.set()
 
         await self._inbox.put(runtime.Delivery(signals.HeartbeatsArrived(heartbeats=batch), ack))
         await processed.wait()
-        metrics.HEARTBEATS.labels("accepted").inc(len(batch))
 
     async def _put_excess(self, excess: heartbeat_budget.Excess) -> None:
         """Report to the inbox that a node sends too many heartbeats."""

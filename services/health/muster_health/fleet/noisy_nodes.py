@@ -2,7 +2,7 @@
 
 A node stays noisy until it has been within its limits for a while. Messages beyond the limits are
 not read, so that other nodes are evaluated as usual. A node is also noisy if its plugins are
-suspected repeatedly: one node alone is never a mass failure, so it needs a separate alert.
+suspected repeatedly, because the alert about mass failures never concerns a single node.
 """
 
 from collections.abc import Iterable

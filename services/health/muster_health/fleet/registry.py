@@ -6,8 +6,9 @@ nodes is limited.
 
 import functools
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from muster import pacing, vocabulary
 from muster.vocabulary import Verdict
@@ -21,8 +22,7 @@ _SELDOM_S: Final = 600.0
 _SELDOM_BURST: Final = 3
 
 
-@dataclass(slots=True, eq=False)
-class Node:
+class Node(msgspec.Struct, eq=False, gc=False):
     """One node: its plugins, the watched plugins, the resources that it offers, and its limits."""
 
     plugins: tuple[tracked_plugin.TrackedPlugin, ...] = ()

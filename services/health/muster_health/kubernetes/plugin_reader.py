@@ -31,7 +31,7 @@ class _Unread(Exception):
 
 
 class PluginReader:
-    """Reads one round every `period_s` while `is_leading`; `put` receives each observation."""
+    """Reads all known plugins every `period_s` while `is_leading`; passes each result to `put`."""
 
     def __init__(
         self,

@@ -7,6 +7,7 @@ because another version may read them.
 """
 
 import enum
+import functools
 from collections.abc import Iterable
 from datetime import datetime
 from typing import Final
@@ -173,6 +174,7 @@ def _refused(alert: alerts.Alert) -> KnownRefusal:
     )
 
 
+_Verdict = tuple[str, tuple[vocabulary.Evidence, ...], tuple[str, ...], tuple[str, ...]]
 _DECODER = msgspec.json.Decoder(Snapshot)
 
 
@@ -226,4 +228,19 @@ def decode(value: bytes) -> Snapshot:
     for time in (stored.since, stored.remedied, *stored.remedies):
         if time is not None:
             facts.check_time("state", time)
-    return stored
+    return _sharing(stored)
+
+
+def _sharing(stored: Snapshot) -> Snapshot:
+    """Let plugins with equal verdicts, as nearly all are, share one copy: 0.6 KiB each."""
+    rule, evidence, resources, accused = _shared(
+        (stored.rule, stored.evidence, stored.resources, stored.accused)
+    )
+    return msgspec.structs.replace(
+        stored, rule=rule, evidence=evidence, resources=resources, accused=accused
+    )
+
+
+@functools.lru_cache(maxsize=1024)
+def _shared(verdict: _Verdict) -> _Verdict:
+    return verdict

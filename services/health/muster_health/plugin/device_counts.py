@@ -21,8 +21,9 @@ Only extended resources are counted, and nothing is counted while a plugin drain
 
 import functools
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Any, Final
+
+import msgspec
 
 from muster import vocabulary
 
@@ -40,24 +41,23 @@ def _nothing() -> Mapping[str, Any]:
     return _NOTHING
 
 
-@dataclass(slots=True, eq=False)
-class DeviceCounts:
+class DeviceCounts(msgspec.Struct, eq=False, gc=False):
     """Device counts by resource: how many the plugin `has`, and how many it should have (`had`)."""
 
-    has: Mapping[str, int] = field(default_factory=_nothing)
+    has: Mapping[str, int] = msgspec.field(default_factory=_nothing)
     """The counts in the last heartbeat."""
-    short: Mapping[str, str] = field(default_factory=_nothing)
+    short: Mapping[str, str] = msgspec.field(default_factory=_nothing)
     """Resources with too few devices for too long, each with a description."""
     changes: int = 0
     """How often the saved counts have changed."""
-    had: Mapping[str, int] = field(default_factory=_nothing)
+    had: Mapping[str, int] = msgspec.field(default_factory=_nothing)
     """The expected number of devices by resource."""
     configuration: str = ""
     """The hash of the configuration to which the expected counts belong."""
     _newer: str = ""
     _newer_at: float = 0.0
     _removed_at: float = _LONG_AGO
-    _since: Mapping[str, float] = field(default_factory=_nothing)
+    _since: Mapping[str, float] = msgspec.field(default_factory=_nothing)
     _is_calm: bool = False
 
     def restore(
@@ -65,7 +65,8 @@ class DeviceCounts:
     ) -> None:
         """Restore the saved counts; `published` are the shortages that are already reported."""
         self.had, self.configuration = _shared(tuple(had)), _same(configuration)
-        self._since, self.short = dict.fromkeys(published, _LONG_AGO), dict(published)
+        self._since = dict.fromkeys(published, _LONG_AGO) or _NOTHING
+        self.short = dict(published) or _NOTHING
         self._is_calm = False
 
     def lacks(self, resource: str) -> bool:

@@ -8,8 +8,9 @@ investigated again, and the wait doubles each time.
 import enum
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Final
+
+import msgspec
 
 from muster.vocabulary import Verdict
 from muster_health.model import config, signals, steps
@@ -160,8 +161,7 @@ class Suspicion:
         self._give_up_at = max(self._give_up_at, self._next_ask_at + _ANSWER_LOST_S)
 
 
-@dataclass(slots=True, eq=False)
-class Investigation:
+class Investigation(msgspec.Struct, eq=False, gc=False):
     """Opens suspicions, numbers probes and queries, and tracks which answers are missing."""
 
     node: str
@@ -171,7 +171,7 @@ class Investigation:
     suspicion: Suspicion | None = None
     review_due: float | None = None
     """When to review a lost plugin, if no suspicion is open."""
-    _review_s: float = field(init=False)
+    _review_s: float = 0.0
     _number: int = 0
 
     def __post_init__(self) -> None:
@@ -213,7 +213,7 @@ class Investigation:
         return questions
 
     def ask_kubernetes(self, resources: tuple[str, ...] = ()) -> signals.AskCluster:
-        """Return a query to Kubernetes with a new number."""
+        """Create a query for Kubernetes, with a new number."""
         self._number += 1
         return signals.AskCluster(
             node=self.node,

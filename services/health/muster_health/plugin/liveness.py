@@ -15,8 +15,10 @@ times mislead people, so clock skew is detected as well, from heartbeats that ar
 
 import enum
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from muster import vocabulary
 from muster_health.model import config
@@ -54,8 +56,7 @@ class Freshness(enum.StrEnum):
     FRESH = "fresh"
 
 
-@dataclass(slots=True, eq=False)
-class HeartbeatOrder:
+class HeartbeatOrder(msgspec.Struct, eq=False, gc=False):
     """The order of one plugin's heartbeats.
 
     `stretch` is the mean time between them divided by the declared interval.
@@ -170,8 +171,7 @@ class Closed:
         return not self.reason or _CLOSED_BY_PROCESS in self.reason.lower()
 
 
-@dataclass(slots=True, eq=False)
-class Connections:
+class Connections(msgspec.Struct, eq=False, gc=False):
     """The connections of one plugin to NATS that were reported to us."""
 
     closed: Closed | None = None
@@ -207,8 +207,7 @@ class Connections:
         self._open, self.closed = (), None
 
 
-@dataclass(slots=True, eq=False)
-class ClockOffset:
+class ClockOffset(msgspec.Struct, eq=False, gc=False):
     """The offset of a node's clock from ours; 3 heartbeats in a row change `is_skewed`."""
 
     seconds: float = 0.0
@@ -242,8 +241,7 @@ class ClockOffset:
         return f"its clock is {abs(self.seconds):.1f} s {side} health's"
 
 
-@dataclass(slots=True, eq=False)
-class Liveness:
+class Liveness(msgspec.Struct, eq=False, gc=False):
     """All signs of life of one plugin.
 
     `last_heard_at` is the time of the last sign of life, None before the first. `silent_since` is
@@ -254,8 +252,8 @@ class Liveness:
     context: config.Context
     silent_since: float
     order: HeartbeatOrder
-    connections: Connections = field(default_factory=Connections)
-    clock: ClockOffset = field(default_factory=ClockOffset)
+    connections: Connections = msgspec.field(default_factory=Connections)
+    clock: ClockOffset = msgspec.field(default_factory=ClockOffset)
     event_order: tuple[tuple[str, int], ...] = ()
     """The sequence number of each instance's last event, the newest instance last."""
     last_heard_at: float | None = None

@@ -1,9 +1,10 @@
 """Pure: combines the parts of one tracked plugin; saves, restores and shows their state.
 
 The parts do not depend on this class. `tracked_plugin` extends it, and passes events to the parts.
+No part refers to itself, not even indirectly, so the garbage collector need not track the parts
+(`gc=False`): this saves 16 bytes for each of the 18 parts of each plugin.
 """
 
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, ClassVar, Final
 
@@ -41,8 +42,7 @@ _FORGOTTEN: Final = {
 }
 
 
-@dataclass(slots=True, eq=False)
-class Removal:
+class Removal(msgspec.Struct, eq=False, gc=False):
     """When to drop a plugin from tracking: never while it is expected or alive.
 
     `was_dropped` means that the plugin was expected on this node before. `has_no_pod` means that

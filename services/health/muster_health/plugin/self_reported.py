@@ -8,8 +8,9 @@ verdict only after it has lasted for its grace period.
 import functools
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Final
+
+import msgspec
 
 from muster import vocabulary
 from muster.vocabulary import Verdict
@@ -26,8 +27,7 @@ _RECHECK_S: Final = 10.0
 _NOTHING: Final[Mapping[str, int]] = {}
 
 
-@dataclass(slots=True, eq=False)
-class SelfReported:
+class SelfReported(msgspec.Struct, eq=False, gc=False):
     """The reports of one plugin. `due` is when to check its problem without a heartbeat.
 
     While `suspended`, no problem leads to a verdict, because many plugins have a problem.
@@ -37,7 +37,7 @@ class SelfReported:
     unchanged_since: float
     """When `healthy` last changed."""
     resources: tuple[str, ...] = ()
-    healthy: Mapping[str, int] = field(default_factory=lambda: _NOTHING)
+    healthy: Mapping[str, int] = msgspec.field(default_factory=lambda: _NOTHING)
     """The number of Healthy devices by extended resource, from the last heartbeat."""
     problem: problems.Problem | None = None
     since: float = 0.0
@@ -128,7 +128,7 @@ class SelfReported:
     def rechecked(self, answer: signals.Facts | None, *, is_alive: bool) -> problems.Problem | None:
         """Record an answer from Kubernetes; return a confirmed problem or None; drop a refuted one.
 
-        An unreachable kubelet needs no confirmation: the answer shows whether it is down.
+        Whether the kubelet is down is not asked again, because this answer shows it.
         """
         self._recheck_number = None
         problem = self.problem

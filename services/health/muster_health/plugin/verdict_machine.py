@@ -23,8 +23,6 @@ _NOT_HEARD: Final = frozenset({State.SUSPECT, State.LOST, State.MAINTENANCE})
 class VerdictMachine(verdict_state.VerdictState):
     """The verdict's state machine for one plugin. `now` is our monotonic time in seconds."""
 
-    __slots__ = ()
-
     def replaced(self, former: str, now: float) -> bool:
         """Count an unannounced replacement of an instance; return whether there are too many."""
         if self.settled is not State.HEALTHY or former == self.planned.instance:

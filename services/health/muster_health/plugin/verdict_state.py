@@ -5,8 +5,9 @@ shows whether the plugin fails repeatedly (flapping). Only a change is reported,
 reported twice. If the diagnosis of a failure changes, the new diagnosis is reported.
 """
 
-from dataclasses import dataclass, field
 from typing import Final
+
+import msgspec
 
 from muster import vocabulary
 from muster.vocabulary import Verdict
@@ -20,8 +21,7 @@ from muster_health.plugin.investigation import Reason
 _NO_FAILURE = frozenset({Verdict.HEALTHY, Verdict.MAINTENANCE, Verdict.DEGRADED})
 
 
-@dataclass(slots=True, eq=False)
-class StandingVerdict:
+class StandingVerdict(msgspec.Struct, eq=False, gc=False):
     """The reported verdict, and whether the plugin fails repeatedly.
 
     `resources` are those that the verdict is about; `failed_at` is the time of the last failure.
@@ -123,8 +123,7 @@ class StandingVerdict:
         return evidence.failures(self.damping.failures(now), self.settings.flap_window_s)
 
 
-@dataclass(slots=True, eq=False)
-class Recovery:
+class Recovery(msgspec.Struct, eq=False, gc=False):
     """Counts good heartbeats after a plugin's return; at `due`, the plugin counts as recovered."""
 
     settings: config.Detection
@@ -154,8 +153,7 @@ class Recovery:
             self._held_until += seconds
 
 
-@dataclass(slots=True, eq=False)
-class PlannedStop:
+class PlannedStop(msgspec.Struct, eq=False, gc=False):
     """A planned stop: the `instance` that announced it, if any, and when the return is overdue."""
 
     instance: str = ""
@@ -183,8 +181,7 @@ _IN_FLIGHT_S: Final = 0.5
 _NOT_LOST: Final = frozenset({State.UNKNOWN, State.HEALTHY, State.RECOVERING, State.SUSPECT})
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
-class VerdictState:
+class VerdictState(msgspec.Struct, kw_only=True, eq=False, gc=False):
     """The state and the verdict of one plugin.
 
     Its methods read `alive` and `reported`, which the tracked plugin updates first.
@@ -196,7 +193,7 @@ class VerdictState:
     standing: StandingVerdict
     recovery: Recovery
     investigation: investigation.Investigation
-    planned: PlannedStop = field(default_factory=PlannedStop)
+    planned: PlannedStop = msgspec.field(default_factory=PlannedStop)
     state: State = State.UNKNOWN
     is_suspended: bool = False
     """Whether the diagnosis of a silent plugin waits, because many plugins are suspected."""

@@ -30,18 +30,10 @@ from typing import Final
 from muster import vocabulary
 from muster.vocabulary import Verdict, WatchedFinding
 from muster_health.alerting import evidence
-from muster_health.model import config, signals, steps
+from muster_health.model import signals, steps
 from muster_health.model.snapshot import State
 from muster_health.model.steps import Rule
-from muster_health.plugin import (
-    investigation,
-    liveness,
-    problems,
-    self_reported,
-    verdict_machine,
-    verdict_state,
-    watched_findings,
-)
+from muster_health.plugin import problems, verdict_machine, watched_findings
 
 GRACE_S: Final = 0.5
 CHANGE_S: Final = 15.0
@@ -59,51 +51,21 @@ class WatchedMachine(verdict_machine.VerdictMachine):
     `name` is the resource or driver, and `watched` the last observation, made by `source`.
     """
 
-    __slots__ = (
-        "_answer",
-        "_ask_not_before",
-        "_asked",
-        "_attempts",
-        "_back_at",
-        "_is_away",
-        "_seen",
-        "name",
-        "source",
-        "watched",
-    )
-
-    def __init__(
-        self,
-        *,
-        context: config.Context,
-        alive: liveness.Liveness,
-        reported: self_reported.SelfReported,
-        standing: verdict_state.StandingVerdict,
-        recovery: verdict_state.Recovery,
-        investigation: investigation.Investigation,
-    ) -> None:
-        super().__init__(
-            context=context,
-            alive=alive,
-            reported=reported,
-            standing=standing,
-            recovery=recovery,
-            investigation=investigation,
-        )
-        self.name, self.source = "", "agent"
-        self.watched: vocabulary.Watched | None = None
-        self._asked = 0
-        """The number of the current query to Kubernetes; 0 if there is none."""
-        self._attempts = 0
-        self._is_away = True
-        """Whether nothing answered at the last observation; True before the first observation."""
-        self._back_at: float | None = None
-        """When the plugin first answered, or answered again after it was away."""
-        self._ask_not_before = 0.0
-        self._seen: tuple[vocabulary.Evidence, ...] | None = None
-        """The observed evidence for the verdict; None if a previous process reached the verdict."""
-        self._answer: tuple[vocabulary.Evidence, ...] = ()
-        """The answer from Kubernetes on which the verdict is based."""
+    name: str = ""
+    source: str = "agent"
+    watched: vocabulary.Watched | None = None
+    _asked: int = 0
+    """The number of the current query to Kubernetes; 0 if there is none."""
+    _attempts: int = 0
+    _is_away: bool = True
+    """Whether nothing answered at the last observation; True before the first observation."""
+    _back_at: float | None = None
+    """When the plugin first answered, or answered again after it was away."""
+    _ask_not_before: float = 0.0
+    _seen: tuple[vocabulary.Evidence, ...] | None = None
+    """The observed evidence for the verdict; None if a previous process reached the verdict."""
+    _answer: tuple[vocabulary.Evidence, ...] = ()
+    """The answer from Kubernetes on which the verdict is based."""
 
     def evaluate(self, now: float) -> list[steps.Step]:
         """Evaluate the last observation."""
@@ -125,7 +87,7 @@ class WatchedMachine(verdict_machine.VerdictMachine):
     def sign_of_life(
         self, problem: problems.Problem | None, now: float, *, counts: bool
     ) -> list[steps.Step]:
-        """Handle an observation; during a planned stop, ignore that nothing answers."""
+        """Handle an observation; during a planned stop, ignore missing answers."""
         is_away = problem is not None and problem.rule in watched_findings.AWAY
         if self._is_away and not is_away:
             self._back_at = now

@@ -1,4 +1,4 @@
-"""Adapter: the command `muster replay`: shows which alerts another policy would have raised."""
+"""Adapter for the command `muster replay`: shows which alerts another policy would have raised."""
 
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta

@@ -170,7 +170,7 @@ class _Player:
         return self._result
 
     def _end(self) -> None:
-        """Process the deadlines up to the last entry; the recorded process ran no later ones."""
+        """Handle the deadlines up to the last entry, as the recorded process did."""
         if self._detector is not None:
             self._advance(self._detector, self._now + _LAST_S)
 
