@@ -1,4 +1,4 @@
-"""Adapter: files: runs every benchmark, and writes docs/performance.md with tables and plots.
+"""Adapter for files: runs every benchmark, and writes docs/performance.md with tables and plots.
 
 python -m bench [--only NAME,NAME]
 

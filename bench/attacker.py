@@ -1,4 +1,4 @@
-"""Adapter: NATS: simulates one compromised node at full speed, for `bench.hostile`.
+"""Adapter for NATS: simulates one compromised node at full speed, for `bench.hostile`.
 
 python -m bench.attacker --url nats://...,nats://... --tokens FILE --node NAME --attack large
 

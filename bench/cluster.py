@@ -1,4 +1,4 @@
-"""Adapter: a real cluster: measures the time from each fault to verdict, message and recovery.
+"""Adapter for a real cluster: measures the time from each fault to verdict, message and recovery.
 
 make cluster && python -m bench.cluster [--quick] [--times 3] [--only crash,stop] [--json FILE]
 

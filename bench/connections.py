@@ -1,4 +1,4 @@
-"""Adapter: NATS: simulates the connections of thousands of plugins in one process.
+"""Adapter for NATS: simulates the connections of thousands of plugins in one process.
 
 Each connection implements nats-server's protocol: it sends heartbeats, answers probes, and
 reconnects after an outage like a plugin. It sends the same bytes as a healthy plugin, without a

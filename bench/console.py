@@ -1,4 +1,4 @@
-"""Adapter: processes and Chromium: measures the console's cost and speed with 10,000 nodes.
+"""Adapter for processes and Chromium: measures the console's cost and speed with 10,000 nodes.
 
 The console is a separate process, and NATS is a real server; health is simulated here. Chromium is
 Debian's package; without it or Playwright only the console itself is measured.

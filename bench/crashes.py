@@ -1,4 +1,4 @@
-"""Adapter: processes: kills services at random points, and counts losses and duplicates.
+"""Adapter for processes: kills services at random points, and counts losses and duplicates.
 
 python -m bench.crashes [--of notifier|health] [--quick] [--json FILE]
 

@@ -1,4 +1,4 @@
-"""Adapter: the command `muster demo`: measures the duration of each step of its scenario.
+"""Adapter for the command `muster demo`: measures the duration of each step of its scenario.
 
 python -m bench.demo [--quick] [--json FILE]
 """

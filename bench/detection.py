@@ -1,4 +1,4 @@
-"""Adapter: processes: measures the time from each class of failure to its verdict.
+"""Adapter for processes: measures the time from each class of failure to its verdict.
 
 The faults and their environment are those of `tests/worlds`: real plugins, a real health service
 and a real nats-server; the kubelets and the Kubernetes API are stand-ins, and pods are simulated

@@ -1,4 +1,4 @@
-"""Adapter: gRPC: a minimal device plugin, the floor for plugins in Python with grpcio.
+"""Adapter for gRPC: a minimal device plugin, the floor for plugins in Python with grpcio.
 
 python bench/empty_plugin.py DIRECTORY RESOURCE DEVICE
 

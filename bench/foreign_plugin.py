@@ -1,4 +1,4 @@
-"""Adapter: gRPC: a foreign device plugin for `bench.watch`, which logs connections and can fail.
+"""Adapter for gRPC: a foreign device plugin for `bench.watch`, which logs connections and can fail.
 
 python -m bench.foreign_plugin DIRECTORY RESOURCE SOCKET DEVICES NOTES
 

@@ -1,4 +1,4 @@
-"""Adapter: the FUSE broker: measures mount latency, throughput and cost.
+"""Adapter for the FUSE broker: measures mount latency, throughput and cost.
 
 Real: the broker's process with its mounter, the helper, the kernel, bindfs, a bus. Simulated: the
 kubelet, which requests volumes, and pods, which are processes in namespaces and cgroups: see

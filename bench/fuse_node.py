@@ -1,4 +1,4 @@
-"""Adapter: processes: runs the FUSE broker, simulated pods, and programs that mount in them.
+"""Adapter for processes: runs the FUSE broker, simulated pods, and programs that mount in them.
 
 A pod is a process in namespaces and a cgroup like a kubelet's; its volume is made by the broker.
 The reference is a similar container that has /dev/fuse and may run setuid programs, like a machine

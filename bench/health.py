@@ -1,4 +1,4 @@
-"""Adapter: processes: measures one health service with many connections and nodes.
+"""Adapter for processes: measures one health service with many connections and nodes.
 
 The plugins are `bench.connections`: real connections to a real nats-server, without plugin
 processes. nats-server, health, notifier and labeler are real processes; the Kubernetes API is the

@@ -1,4 +1,4 @@
-"""Adapter: processes: measures how attacks by one hostile node affect the honest nodes.
+"""Adapter for processes: measures how attacks by one hostile node affect the honest nodes.
 
 `bench.production` is the environment: muster as in the production overlay. `bench.attacker` is the
 hostile node, with its own token, at full speed; `bench.attacks` builds its messages. Before, during

@@ -1,4 +1,4 @@
-"""Adapter: processes: measures the labeler and its commands with ten thousand nodes.
+"""Adapter for processes: measures the labeler and its commands with ten thousand nodes.
 
 python -m bench.labeler [--quick] [--json FILE]
 """

@@ -1,4 +1,4 @@
-"""Adapter: gRPC: a minimal kubelet that records the times of a plugin's actions.
+"""Adapter for gRPC: a minimal kubelet that records the times of a plugin's actions.
 
 It does only what a kubelet does to a plugin (answers Register, opens one ListAndWatch, removes
 sockets at its restart), so that only the plugin is measured.

@@ -1,4 +1,4 @@
-"""Adapter: processes: compares our plugin with other device plugins, with the same kubelet.
+"""Adapter for processes: compares our plugin with other device plugins, with the same kubelet.
 
 NVIDIA's plugin (`make cluster` builds it) and ours serve eight GPUs of the stand-in for NVML; a
 generic-device-plugin in the PATH serves device nodes beside ours. The kubelet only listens. If

@@ -1,4 +1,4 @@
-"""Adapter: the clock: measures the worst case of preferred allocation among 16 GPUs.
+"""Adapter for the clock: measures the worst case of preferred allocation among 16 GPUs.
 
 Every request size is measured on machines with different GPU topologies: a tree of PCIe switches,
 all links alike, NVLinks across the tree, and random links, which are the worst case.

@@ -1,4 +1,4 @@
-"""Adapter: matplotlib: draws the plots of docs/performance.md; equal data give equal files."""
+"""Adapter for matplotlib: draws the plots of docs/performance.md; equal data give equal files."""
 
 import statistics
 from collections.abc import Mapping, Sequence

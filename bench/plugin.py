@@ -1,4 +1,4 @@
-"""Adapter: processes: measures the plugin's start, cost and recovery after losses.
+"""Adapter for processes: measures the plugin's start, cost and recovery after losses.
 
 `bench.peers` compares some of these figures with other plugins.
 """

@@ -1,4 +1,4 @@
-"""Adapter: processes: runs muster as in k8s/overlays/production here, with many honest nodes.
+"""Adapter for processes: runs muster as in k8s/overlays/production here, with many honest nodes.
 
 Real: three nats-servers with TLS, one gate, and health, labeler and notifier with the shipped
 settings. Simulated: the Kubernetes API and the plugins: one process opens a connection for each

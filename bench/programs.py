@@ -1,4 +1,4 @@
-"""Adapter: processes: starts the measured processes, and reads their CPU time and memory."""
+"""Adapter for processes: starts the measured processes, and reads their CPU time and memory."""
 
 import array
 import asyncio

@@ -1,4 +1,4 @@
-"""Adapter: stdout and files: writes the table and the JSON file of every benchmark.
+"""Adapter for stdout and files: writes the table and the JSON file of every benchmark.
 
 The contract: `python -m bench.<name> [--quick] [--json FILE]`; `--quick` ends within 60 s; exit
 code 0 even if a target is missed, because the table shows it, and 1 only if the benchmark itself

@@ -1,4 +1,4 @@
-"""Adapter: the event loop: publishes the events of honest plugins until they are acknowledged.
+"""Adapter for the event loop: publishes the events of honest plugins until they are acknowledged.
 
 Each plugin reports its inventory once. Then some of them publish events many times a second. An
 event without an acknowledgement is published again after 2 s with the same id, as a plugin does.

@@ -1,4 +1,4 @@
-"""Adapter: processes: measures commands and watches with many nodes on a real API server.
+"""Adapter for processes: measures commands and watches with many nodes on a real API server.
 
 python -m bench.scale [--quick] [--json FILE]
 

@@ -1,4 +1,4 @@
-"""Adapter: a virtual clock: counts wrong and late verdicts of the real detector, a day per model.
+"""Adapter for a virtual clock: counts wrong and late verdicts of the detector, a day per model.
 
 Healthy plugins lose heartbeats, pause and are cut off at random (`tests/worlds/plugin_gaps.py`),
 beside 100 failures of each kind. A wrong verdict states a failure that does not exist at that

@@ -1,7 +1,8 @@
-"""Adapter: a terminal and HTTP: measures `muster top` with 10,000 nodes: memory, and time per key.
+"""Adapter for a terminal and HTTP: measures the memory and response time of `muster top`.
 
-A stand-in for health serves the state in pages and changes 100 nodes a second; NATS is real. Keys
-are written to a terminal of 200x50, and each is answered when the expected text is on its screen.
+A stand-in for health serves the state of 10,000 nodes in pages and changes 100 nodes a second; NATS
+is real. Keys are written to a terminal of 200x50, and each is answered when the expected text is on
+its screen.
 """
 
 import asyncio

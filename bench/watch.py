@@ -1,4 +1,4 @@
-"""Adapter: processes: measures an agent that only watches: its cost, and its detection delays.
+"""Adapter for processes: measures an agent that only watches: its cost, and its detection delays.
 
 python -m bench.watch [--quick] [--times 20] [--seconds 60] [--processes] [--json FILE]
 

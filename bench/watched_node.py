@@ -1,4 +1,4 @@
-"""Adapter: processes: runs the watched node of `bench.watch`: six plugins and an agent."""
+"""Adapter for processes: runs the watched node of `bench.watch`: six plugins and an agent."""
 
 import asyncio
 import base64

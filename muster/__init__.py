@@ -1,4 +1,4 @@
-"""muster: the Kubernetes device plugin suite that never fails silently.
+"""The common package of muster, the Kubernetes device plugin suite that never fails silently.
 
 Five lines of Python follow all events of a fleet:
 

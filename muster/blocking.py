@@ -1,4 +1,4 @@
-"""Adapter: threads: runs blocking calls outside the event loop, each with a timeout.
+"""Adapter for threads: runs blocking calls outside the event loop, each with a timeout.
 
 A thread that hangs in the kernel cannot be ended. It is abandoned as a daemon thread, so that the
 process can still exit: Python waits at exit for the threads of the loop's own pool. A hanging call

@@ -1,4 +1,4 @@
-"""Adapter: the SDK: follows a fleet's events over NATS, from now or from an earlier time."""
+"""Adapter for the SDK: follows a fleet's events over NATS, from now or from an earlier time."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""Adapter: an HTTP client: one request per connection, with a time limit and checked addresses.
+"""Adapter for an HTTP client: one request per connection, with a time limit and checked addresses.
 
 A host is resolved once for each request. All its addresses are passed to `check`, and the client
 connects only to one of these, whatever the name server answers later (DNS rebinding). An IP address

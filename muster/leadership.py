@@ -42,7 +42,7 @@ class Election(abc.ABC):
     """One candidate; an async context manager that starts its candidacy, and resigns at exit.
 
     A subclass claims and renews the lock or Lease. It sets `_term` and the term's expiry, the name
-    of another leader, and whether the leader cannot be read (`_is_away`).
+    of another leader, and whether the lock or Lease is unreadable (`_is_away`).
     """
 
     def __init__(self, name: str, on_change: OnChange) -> None:

@@ -128,7 +128,7 @@ class Backoff:
 
     def __post_init__(self) -> None:
         assert self.first_s >= 0, f"a first delay of {self.first_s} s"
-        assert 0 <= self.jitter <= 1, f"jitter {self.jitter} is not a share from 0 to 1"
+        assert 0 <= self.jitter <= 1, f"jitter {self.jitter} is not between 0 and 1"
 
     def delay_s(self, failures: int, *, chance: float = 1.0) -> float:
         """Return how long to wait after `failures` failures in a row; 0 before the first.

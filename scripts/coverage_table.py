@@ -1,4 +1,4 @@
-"""Adapter: coverage.py's JSON report: prints line and branch coverage by package.
+"""Adapter for coverage.py's JSON report: prints line and branch coverage by package.
 
 coverage json -o build/coverage.json; python scripts/coverage_table.py build/coverage.json
 """

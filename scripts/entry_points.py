@@ -1,4 +1,4 @@
-"""Adapter: files: writes the entry points of pyproject.toml as an installer would.
+"""Adapter for files: writes the entry points of pyproject.toml as an installer would.
 
 `python entry_points.py PYPROJECT DIRECTORY` is for a directory on Python's path that was copied,
 not installed, as in the image. `muster` finds the services' commands by entry points.

@@ -1,4 +1,4 @@
-"""Adapter: files: generates JSON Schemas, the AsyncAPI document, the module map, protobuf stubs.
+"""Adapter for files: generates JSON Schemas, the AsyncAPI document, the module map, protobuf stubs.
 
     python scripts/generate.py write stale files
     python scripts/generate.py --check write nothing; exit with 1 and name stale files

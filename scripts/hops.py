@@ -1,4 +1,4 @@
-"""Adapter: the profiler: counts the health modules that a heartbeat and an event pass through.
+"""Adapter for the profiler: counts the health modules that a heartbeat and an event pass through.
 
     python scripts/hops.py
 

@@ -1,6 +1,6 @@
 """Pure: a contract for import-linter: every module that is not an adapter is pure.
 
-A module is an adapter if its docstring starts with `Adapter:`. The docstring of every other module
+A module is an adapter if its docstring starts with `Adapter`. The docstring of every other module
 starts with `Pure:`, and the module imports neither the outside world (`forbidden`) nor an adapter.
 A package may reexport adapters.
 """
@@ -25,12 +25,12 @@ class PureContract(Contract):
         generated = set(_strings(self.generated))
         modules = {m for m in graph.modules if not graph.is_module_squashed(m)} - generated
         docstrings = {module: _docstring(module) for module in modules}
-        adapters = {module for module in modules if docstrings[module].startswith("Adapter:")}
+        adapters = {module for module in modules if docstrings[module].startswith("Adapter")}
         problems = []
         for module in sorted(modules - adapters):
             is_package = bool(graph.find_children(module))
             if not docstrings[module].startswith("Pure:") and not is_package:
-                problems.append(f"{module}: docstring begins with neither `Pure:` nor `Adapter:`")
+                problems.append(f"{module}: docstring begins with neither `Pure:` nor `Adapter`")
             problems += [
                 f"{module}: pure, and imports {name}"
                 for name in sorted(graph.find_modules_directly_imported_by(module))

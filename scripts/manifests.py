@@ -1,4 +1,4 @@
-"""Adapter: files: generates manifests: nats-server's accounts, the chart, and compose settings.
+"""Adapter for files: generates manifests: nats-server's accounts, the chart, and compose settings.
 
 python scripts/manifests.py write stale files python scripts/manifests.py --check write nothing;
 exit with 1 and name stale files

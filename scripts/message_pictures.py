@@ -1,4 +1,4 @@
-"""Adapter: files: draws messages in Slack, Teams and a mail program (docs/pictures/message-*.svg).
+"""Adapter for files: draws messages in Slack, Teams and a mail program.
 
 python scripts/message_pictures.py write the pictures
 

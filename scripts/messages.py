@@ -1,4 +1,4 @@
-"""Adapter: files: renders each kind of alert for each receiver, into tests/golden/messages.
+"""Adapter for files: renders each kind of alert for each receiver, into tests/golden/messages.
 
 python scripts/messages.py write the files python scripts/messages.py --check write nothing; exit
 with 1 and name stale files

@@ -1,4 +1,4 @@
-"""Adapter: files: generates the tables of the module map, services/README.md, from docstrings.
+"""Adapter for files: generates the tables of the module map, services/README.md, from docstrings.
 
 The prose of the map is written by hand; the text between a pair of markers is generated.
 """

@@ -1,4 +1,4 @@
-"""Adapter: processes, tmux, Chromium: makes the pictures of the README and docs: `make pictures`.
+"""Adapter for tmux and Chromium: makes the pictures of the README and docs (`make pictures`).
 
 It runs `muster up`, injects faults with `muster break`, and takes pictures: of the console in
 Chromium, and of `muster top` and a recording in a terminal (tmux). The hashes of the files that

@@ -1,4 +1,4 @@
-"""Adapter: files: records this version's messages, which later versions must understand.
+"""Adapter for files: records this version's messages, which later versions must understand.
 
 python scripts/record.py write tests/recorded/<minor version>, unless it exists
 NATS_URL=... python scripts/record.py SECONDS

@@ -1,4 +1,4 @@
-"""Adapter: files: writes the images' bills of materials (CycloneDX 1.6) from the lock files.
+"""Adapter for files: writes the images' bills of materials (CycloneDX 1.6) from the lock files.
 
 python scripts/sbom.py write build/<image>.cdx.json for each image
 """

@@ -1,4 +1,4 @@
-"""Adapter: the process: parses the arguments of `muster`, and runs the command."""
+"""Adapter for the process: parses the arguments of `muster`, and runs the command."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""Adapter: files: `muster auth` creates and changes the keys and credentials for the bus.
+"""Adapter for files: `muster auth` creates and changes the keys and credentials for the bus.
 
 It prints the commands that copy them to a cluster.
 """

@@ -1,4 +1,4 @@
-"""Adapter: processes and files: `muster break` causes faults in the running `muster up`.
+"""Adapter for processes and files: `muster break` causes faults in the running `muster up`.
 
 `muster mend` undoes them. `faults` defines the steps; this module signals processes, sends requests
 to the stand-ins and writes the fault scripts of the simulated GPUs.

@@ -1,4 +1,4 @@
-"""Adapter: a cluster: accesses muster's pods, Secrets and logs with the rights of the user.
+"""Adapter for a cluster: accesses muster's pods, Secrets and logs with the rights of the user.
 
 Pods are reached by a port-forward through the API server; the credentials for NATS are read from a
 Secret that the user may read. An error names the missing permission: verb, resource and namespace.
@@ -87,7 +87,7 @@ class Cluster:
         return "an unknown user"
 
     async def rights(self, context: str) -> str:
-        """Return a text with the context, its server, the namespace and the user."""
+        """Return a string that names the context, its server, the namespace and the user."""
         where = f"context {context} ({self.server}), namespace {self.namespace}"
         return f"{where}; as {await self.user()}"
 

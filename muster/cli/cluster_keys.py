@@ -1,4 +1,4 @@
-"""Adapter: the Kubernetes API: creates missing passwords or keys of an installation.
+"""Adapter for the Kubernetes API: creates missing passwords or keys of an installation.
 
 Several processes may do so at the same time: the first to create an object determines its content,
 and existing passwords and keys are never replaced.

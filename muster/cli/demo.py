@@ -1,4 +1,4 @@
-"""Adapter: the terminal: `muster demo` runs a scripted scenario on the local stack and reports it.
+"""Adapter for the terminal: `muster demo` runs a scripted scenario on the local stack.
 
 Every step has a deadline. The nodes, kubelets and GPUs are simulated, and the output states this.
 

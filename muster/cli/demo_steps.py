@@ -1,4 +1,4 @@
-"""Adapter: the network: the steps of `muster demo`, which cause and repair faults.
+"""Adapter for the network: the steps of `muster demo`, which cause and repair faults.
 
 A step succeeds if its result arrives on the bus, at the Kubernetes API or at the webhook. It
 returns a description of the result.

@@ -1,4 +1,4 @@
-"""Adapter: NATS: `muster dlq` lists, shows and replays dead letters."""
+"""Adapter for NATS: `muster dlq` lists, shows and replays dead letters."""
 
 from typing import Annotated
 

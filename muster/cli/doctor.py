@@ -1,4 +1,4 @@
-"""Adapter: the terminal: `muster doctor` reports on one screen whether muster itself works."""
+"""Adapter for the terminal: `muster doctor` reports on one screen whether muster itself works."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""Adapter: files and the Kubernetes API: writes the archive for a bug report (`--bundle`).
+"""Adapter for files and the Kubernetes API: writes the archive for a bug report (`--bundle`).
 
 All its content passes through `redaction`. Values of environment variables, Secrets and arguments
 are never included.

@@ -1,4 +1,4 @@
-"""Adapter: NATS: reads the state of the bus for `muster doctor`.
+"""Adapter for NATS: reads the state of the bus for `muster doctor`.
 
 Only an administrator may use `stores`, `consumers_of_alerts` and `leaders`. Some functions have no
 timeout, so the caller limits the time. Errors of nats-py are passed on.

@@ -1,4 +1,4 @@
-"""Adapter: a cluster, NATS and HTTP: makes the observations for `muster doctor`.
+"""Adapter for a cluster, NATS and HTTP: makes the observations for `muster doctor`.
 
 Every observation has its own time limit, and none continues after the time limit of the run. A
 failure is also an observation: `NotSeen` contains the reason.

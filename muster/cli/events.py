@@ -1,4 +1,4 @@
-"""Adapter: NATS: `muster events`, and connections and subscriptions for other commands."""
+"""Adapter for NATS: `muster events`, and connections and subscriptions for other commands."""
 
 import asyncio
 import logging

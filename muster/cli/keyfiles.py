@@ -1,4 +1,4 @@
-"""Adapter: files: writes the directories of keys for the bus and of certificates for NATS.
+"""Adapter for files: writes the directories of keys for the bus and of certificates for NATS.
 
 A `.seed` file has one seed per line, the newest first: while a key is being changed both keys are
 valid. Everything else is derived from the seeds: accounts.conf for nats-server, credentials, the

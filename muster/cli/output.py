@@ -1,4 +1,4 @@
-"""Adapter: standard output and standard error: prints the output of every command.
+"""Adapter for standard output and standard error: prints the output of every command.
 
 All printing goes through this module, so that every text is escaped (`muster.escaping`).
 """

@@ -1,4 +1,4 @@
-"""Adapter: threads and the environment: connects a command to the cluster named by `--context`.
+"""Adapter for threads and the environment: connects a command to the cluster named by `--context`.
 
 While the command runs, a port-forward is open to each pod that it needs. The command itself needs
 no changes: it reads addresses and credentials from environment variables of this process.

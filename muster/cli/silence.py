@@ -1,4 +1,4 @@
-"""Adapter: NATS: `muster silence` adds, lists and expires silences."""
+"""Adapter for NATS: `muster silence` adds, lists and expires silences."""
 
 import uuid
 from collections.abc import Mapping

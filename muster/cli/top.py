@@ -1,4 +1,4 @@
-"""Adapter: the terminal: `muster top` shows a fleet, live, and responds to keys.
+"""Adapter for the terminal: `muster top` shows a fleet, live, and responds to keys.
 
 textual reads the keys and writes the lines that have changed; `top_page` decides what is shown.
 Texts are written unchanged: markup in them has no effect.

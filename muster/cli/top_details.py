@@ -94,7 +94,7 @@ def entry_lines(shown: rows.Entry) -> list[str]:
 
 
 def help_page(quits: str, about: Sequence[str]) -> Detail:
-    """Return the help; `quits` says what the last key does, `about` contains addresses."""
+    """Return the help; `quits` describes the last key in the list, `about` contains addresses."""
     return Detail("help", text=[*_HELP.format(quits=quits).splitlines(), *about])
 
 

@@ -28,7 +28,7 @@ _REBUILT_FROM: Final = 8
 
 
 class Tone(enum.StrEnum):
-    """How a text is shown; the text has the same meaning without it."""
+    """The style of a text, which adds no meaning of its own."""
 
     PLAIN = "plain"
     DIM = "dim"

@@ -1,4 +1,4 @@
-"""Adapter: the terminal: `muster up` runs all of muster on this machine and shows the events."""
+"""Adapter for the terminal: `muster up` runs all of muster on this machine and shows the events."""
 
 import asyncio
 import collections

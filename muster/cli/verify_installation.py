@@ -1,4 +1,4 @@
-"""Adapter: NATS and the Kubernetes API: the program that `helm test` runs.
+"""Adapter for NATS and the Kubernetes API: the program that `helm test` runs.
 
 It waits for a pod that requests a device, and publishes an alert, marked as a test, which the
 notifier delivers like any other. It has the rights of health, because only health may publish

@@ -1,4 +1,4 @@
-"""Adapter: HTTP and DNS: reads health's `/state`; of several replicas, that of the leader."""
+"""Adapter for HTTP and DNS: reads health's `/state`; of several replicas, that of the leader."""
 
 import http.client
 import re

@@ -189,7 +189,7 @@ class Plugin(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def reasons(self) -> list[str]:
-        """Return the reasons why the plugin is not well, as texts, the most urgent first."""
+        """Return the reasons why the plugin is not healthy, as texts, the most urgent first."""
         reasons = [*self.problems]
         if self.is_suspended:
             reasons.append("suspended: many plugins became silent at the same time")

@@ -55,13 +55,14 @@ _OF_VERDICT: Final = {
 class NodeSummary(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One line of a list of nodes.
 
-    `verdict` and `plugin` are those of the worst plugin; among equals, one that hands out no
-    devices. `label` is that verdict, but RECOVERING if the problem has ended, SUSPECTED before a
-    verdict, and the kind of the most urgent alert if the verdict is HEALTHY. `since` is the start
-    of the verdict or of that alert. `reason` describes the most urgent problem, unescaped, and is
-    empty if there is none. `pods` has the first `PODS_MAX` pods that the node's alerts name, those
-    of the most urgent alert first and those of silenced alerts last; `pods_total` is the number of
-    all these pods, or the total that one alert reports, if that is larger.
+    `plugin` has the worst verdict on the node; among equals, one that hands out no devices is
+    preferred. `label` is normally that verdict. It is RECOVERING if the problem has ended,
+    SUSPECTED if there is no verdict yet, or the kind of the most urgent alert if the verdict is
+    HEALTHY. `since` is the start of the verdict or of that alert. `reason` describes the most
+    urgent problem, unescaped, and is empty if there is none. `pods` has the first `PODS_MAX` pods
+    that the node's alerts name, those of the most urgent alert first and those of silenced alerts
+    last; `pods_total` is the number of all these pods, or the total that one alert reports, if that
+    is larger.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Adapter: HTTP and NATS: keeps a `FleetModel` current, and passes on the events of the bus.
+"""Adapter for HTTP and NATS: keeps a `FleetModel` current, and passes on the events of the bus.
 
 All nodes are read continuously, page by page. An event about a node makes the reader read that node
 immediately; if many nodes change together, it reads all pages without pauses instead (`rounds`).

@@ -1,4 +1,4 @@
-"""Adapter: NATS: adds and expires silences, and sends dead letters again.
+"""Adapter for NATS: adds and expires silences, and sends dead letters again.
 
 `muster silence`, `muster dlq` and the console share these functions. Each waits for NATS without a
 time limit. Those that write a silence raise `jetstream.Refused`.

@@ -1,4 +1,4 @@
-"""Adapter: the Kubernetes API: sends requests, and reads the pages of lists and lines of watches.
+"""Adapter for the Kubernetes API: sends requests, and reads pages of lists and lines of watches.
 
 Bodies are not decoded: the library's generated models would use more memory than the rest of a
 service. An error response is returned, not raised; every wait is bounded. The client library is

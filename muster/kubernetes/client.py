@@ -1,4 +1,4 @@
-"""Adapter: the Kubernetes client library: finds a cluster and its credentials."""
+"""Adapter for the Kubernetes client library: finds a cluster and its credentials."""
 
 import asyncio
 import contextlib

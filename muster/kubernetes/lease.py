@@ -1,4 +1,4 @@
-"""Adapter: the Kubernetes API: leader election by a Lease.
+"""Adapter for the Kubernetes API: leader election by a Lease.
 
 The election works as in client-go (tools/leaderelection). A replica that does not hold the Lease
 measures by its own clock how long the Lease has been unchanged, so that clocks need not agree. A

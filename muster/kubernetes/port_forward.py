@@ -1,4 +1,4 @@
-"""Adapter: WebSocket: forwards local ports to pods through the API server.
+"""Adapter for WebSocket: forwards local ports to pods through the API server.
 
 Each connection to a local port is one WebSocket of `v4.channel.k8s.io`: the first byte of a message
 is a channel, 0 for data and 1 for an error, and the first message on each channel is the port

@@ -1,4 +1,4 @@
-"""Adapter: the Kubernetes API: lists all objects of one kind, then watches them for changes.
+"""Adapter for the Kubernetes API: lists all objects of one kind, then watches them for changes.
 
 A watch that ends is resumed at its resource version; objects are listed again only if that version
 has expired (410). An unreadable object is counted and skipped.

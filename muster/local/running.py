@@ -1,4 +1,4 @@
-"""Adapter: files: records what each `muster up` of this user runs, and removes left-over files.
+"""Adapter for files: records what each `muster up` of this user runs, and removes left-over files.
 
 The record is `processes.json` in the directory of the stack. It is replaced atomically after each
 change. The process that runs the stack locks a file beside it. The kernel releases the lock when

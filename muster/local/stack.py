@@ -1,4 +1,4 @@
-"""Adapter: processes: starts all of muster on this machine and removes it completely.
+"""Adapter for processes: starts all of muster on this machine and removes it completely.
 
 It runs NATS, a Kubernetes API, a webhook receiver, simulated nodes with a kubelet and a plugin
 each, and the central services, all as real processes. One node offers this machine's own
@@ -73,7 +73,7 @@ def nodes(count: int = len(NODES), gpus: int | None = None) -> tuple[Node, ...]:
 
 
 def port_of(program: str, first: int, nodes: Sequence[Node]) -> int:
-    """Return the port of a program if the ports of the stack begin with `first`."""
+    """Return the port of a program of a stack whose lowest port is `first`."""
     if program in _FIXED:
         return first + _FIXED.index(program)
     kind, _, node = program.partition("-")

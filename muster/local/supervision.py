@@ -1,4 +1,4 @@
-"""Adapter: processes: restarts the programs of a stack, and records them after each change.
+"""Adapter for processes: restarts the programs of a stack, and records them after each change.
 
 A program that ends by itself is started again with a growing delay, as Kubernetes would. The delay
 is reset if a program ended without an error or after it had run for a while; a change of its

@@ -1,4 +1,4 @@
-"""Adapter: HTTP: a webhook receiver that records requests, and fails on request.
+"""Adapter for HTTP: a webhook receiver that records requests, and fails on request.
 
 Every POST is recorded; GET /received returns the recorded requests; POST /behave makes the next
 responses slow or erroneous.

@@ -1,4 +1,4 @@
-"""Adapter: NATS: publishes events, sends and receives heartbeats, sends requests and replies.
+"""Adapter for NATS: publishes events, sends and receives heartbeats, sends requests and replies.
 
 Heartbeats are skipped while disconnected: nats-py would buffer them and later send a stale burst.
 """

@@ -1,4 +1,4 @@
-"""Adapter: nats-py: the only module that relies on the library's private parts.
+"""Adapter for nats-py: the only module that relies on the library's private parts.
 
 Written for the nats-py version `KNOWN`; pyproject.toml allows no other minor version, and
 tests/pure/test_bounds.py fails if the two disagree. Before raising the versions, reread in nats-py:

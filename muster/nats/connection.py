@@ -1,4 +1,4 @@
-"""Adapter: NATS: one connection that recovers from every outage.
+"""Adapter for NATS: one connection that recovers from every outage.
 
 A lost server is redialled with jitter. A client that nats-py closed permanently (as it does after
 most `-ERR`) is replaced, and subscriptions are restored. Errors are counted by kind; an outage is

@@ -1,4 +1,4 @@
-"""Adapter: JetStream: removes consumers that waste resources or push messages to wrong subjects."""
+"""Adapter for JetStream: removes consumers that waste resources or push to wrong subjects."""
 
 import contextlib
 from typing import Final

@@ -1,4 +1,4 @@
-"""Adapter: NATS: reads validated events from streams, and resumes after every outage.
+"""Adapter for NATS: reads validated events from streams, and resumes after every outage.
 
 Malformed messages are counted; a durable consumer also moves them to the dead letters with a
 reason. All other readers yield an inventory of several pages as one event, when it is complete.

@@ -1,4 +1,4 @@
-"""Adapter: the environment: reads credentials for NATS and the trusted certificates.
+"""Adapter for the environment: reads credentials for NATS and the trusted certificates.
 
 A user and password are part of the address. `NATS_CREDS` is a .creds file, `NATS_TOKEN_FILE` a file
 with a token: both are read again for each connection, so that renewed credentials are used.

@@ -1,4 +1,4 @@
-"""Adapter: NATS: reads a fleet's heartbeats in batches, with a limit for each node.
+"""Adapter for NATS: reads a fleet's heartbeats in batches, with a limit for each node.
 
 Heartbeats arrive over their own connection, so that answers to requests do not queue behind ten
 thousand heartbeats. If the reader cannot keep up, heartbeats queue in nats-server, which finally

@@ -1,4 +1,4 @@
-"""Adapter: NATS: sends a plugin's heartbeats (at an interval) and inventory to the bus.
+"""Adapter for NATS: sends a plugin's heartbeats (at an interval) and inventory to the bus.
 
 Changes alone are not reliable, so the whole inventory is published again after each connect and
 periodically. The plugin never waits for the bus, which may never become reachable.

@@ -1,4 +1,4 @@
-"""Adapter: JetStream: creates streams and buckets, stores, pulls and acknowledges messages.
+"""Adapter for JetStream: creates streams and buckets, stores, pulls and acknowledges messages.
 
 If the server does not confirm that it has stored a message, the message is published again with the
 same `Nats-Msg-Id`, so that the server drops duplicates.

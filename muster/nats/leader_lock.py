@@ -1,4 +1,4 @@
-"""Adapter: NATS: a lock with expiry that elects one of several processes as leader.
+"""Adapter for NATS: a lock with expiry that elects one of several processes as leader.
 
 The lock is a key that expires unless it is renewed, and only the process that wrote it last can
 renew it. The holder measures the expiry from the time before it sent the renewal, so that it stops

@@ -1,4 +1,4 @@
-"""Adapter: NATS: the services' storage: values in buckets, and messages in work queues.
+"""Adapter for NATS: the services' storage: values in buckets, and messages in work queues.
 
 Values in a key-value bucket are stored, claimed for a time, and watched. A message in a work queue
 has its own subject, and stays until a consumer has processed it or a newer message on that subject

@@ -1,4 +1,4 @@
-"""Adapter: JetStream: reads a stream's state: whether it exists, its size and its consumers."""
+"""Adapter for JetStream: reads a stream's state: whether it exists, its size and its consumers."""
 
 from datetime import datetime
 from typing import Final, TypeVar

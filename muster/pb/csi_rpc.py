@@ -1,4 +1,4 @@
-"""Adapter: gRPC: path, request and answer of the CSI methods that serve inline volumes of pods.
+"""Adapter for gRPC: path, request and answer of the CSI methods that serve inline volumes of pods.
 
 As in `rpc`, only the messages are generated. Paths and message types are those of csi.proto.
 """

@@ -1,4 +1,4 @@
-"""Adapter: gRPC: path, request and answer of the methods that the kubelet calls on a DRA driver.
+"""Adapter for gRPC: path, request and answer of the methods that the kubelet calls on a DRA driver.
 
 As in `rpc`, only the messages are generated. Paths and message types are those of dra.proto.
 """

@@ -1,4 +1,4 @@
-"""Adapter: gRPC: path, request and answer of each method of the kubelet's services.
+"""Adapter for gRPC: path, request and answer of each method of the kubelet's services.
 
 Only the messages are generated. A `_pb2_grpc.py` would refuse every grpcio older than its
 generator, so the methods are defined here, once for servers and clients: a `*_handler` function

@@ -1,4 +1,4 @@
-"""Adapter: the command line of a service: reads its settings, serves, returns the exit code.
+"""Adapter for the command line of a service: reads its settings, serves, returns the exit code.
 
 Exit codes: 0 for an orderly stop, 1 for a bug or a broken invariant (with traceback), 2 for invalid
 settings or arguments, or if the service cannot start (one line for each problem on stderr).

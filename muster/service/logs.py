@@ -1,4 +1,4 @@
-"""Adapter: stdout: structured log lines, one JSON object each.
+"""Adapter for stdout: structured log lines, one JSON object each.
 
 A line is a constant event name in lower case with facts as keys. Adapters and entry points log,
 once per change of state; pure code returns reasons instead.

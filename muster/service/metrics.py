@@ -1,4 +1,4 @@
-"""Adapter: Prometheus: the metrics that every process exports, and their text format.
+"""Adapter for Prometheus: the metrics that every process exports, and their text format.
 
 Counters whose labels are known exist from the start, at 0: otherwise PromQL's `increase` misses
 their first increment. Counters have no `_created` series, which would double their number.

@@ -1,4 +1,4 @@
-"""Adapter: HTTP: serves /healthz, /readyz, /metrics and the routes that a service adds."""
+"""Adapter for HTTP: serves /healthz, /readyz, /metrics and the routes that a service adds."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""Adapter: the event loop: drives state machines, runs groups of tasks, handles SIGTERM."""
+"""Adapter for the event loop: drives state machines, runs groups of tasks, handles SIGTERM."""
 
 import asyncio
 import random

@@ -1,4 +1,4 @@
-"""Adapter: configuration: reads a YAML file and the environment into one frozen object.
+"""Adapter for configuration: reads a YAML file and the environment into one frozen object.
 
 The environment overrides the file, which overrides the defaults. A key's variable is the prefix and
 the key's path in upper case, joined by two underscores: the plugin's `bus.url` is

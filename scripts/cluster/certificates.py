@@ -1,4 +1,4 @@
-"""Adapter: files: creates the cluster's CA, its certificates, and a kubeconfig for each user."""
+"""Adapter for files: creates the cluster's CA, its certificates, and a kubeconfig for each user."""
 
 import base64
 import datetime as dt

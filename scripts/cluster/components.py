@@ -1,4 +1,4 @@
-"""Adapter: files: writes each component's configuration, and returns its command."""
+"""Adapter for files: writes each component's configuration, and returns its command."""
 
 import json
 from collections.abc import Mapping, Sequence

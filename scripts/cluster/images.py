@@ -1,4 +1,4 @@
-"""Adapter: buildah: builds the images of pods, and stores them as archives in the cache.
+"""Adapter for buildah: builds the images of pods, and stores them as archives in the cache.
 
 muster's own image is built from the Dockerfile, on a Debian base image made by debootstrap; no
 registry is used.

@@ -1,4 +1,4 @@
-"""Adapter: files: defines the cluster's directories, addresses and versions."""
+"""Adapter for files: defines the cluster's directories, addresses and versions."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Adapter: the kernel: creates the node's namespaces, and runs processes in them.
+"""Adapter for the kernel: creates the node's namespaces, and runs processes in them.
 
 All processes belong to one PID namespace, whose first process only reaps children. When it is
 killed, the kernel kills the others, and network, mounts and host name disappear with them. Only the

@@ -1,4 +1,4 @@
-"""Adapter: buildah: builds images of third-party device plugins, which muster watches in tests.
+"""Adapter for buildah: builds images of third-party device plugins, which muster watches in tests.
 
 They are built when a test needs them, not with the cluster. generic-device-plugin is not pinned
 here; its program is taken from the PATH if it exists there.

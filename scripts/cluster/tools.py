@@ -1,4 +1,4 @@
-"""Adapter: the Go compiler: builds the cluster's programs from pinned modules into the cache.
+"""Adapter for the Go compiler: builds the cluster's programs from pinned modules into the cache.
 
 The programs of a module are stored under a hash of its files, so that only a changed module is
 rebuilt.

@@ -326,8 +326,8 @@ def test_usb_devices_mean_the_same_here_but_two_sticks_are_two_units() -> None:
     )
     assert differences(text, Format.GENERIC) == [
         (
-            "usb: two identical USB devices are two units, for different containers; "
-            "generic gives all matching devices to one container"
+            "usb: two identical USB devices count as two, for different containers; "
+            "generic-device-plugin gives all matching devices to one container"
         )
     ]
 
@@ -403,7 +403,7 @@ def test_every_problem_of_a_file_of_generic_is_reported_at_once() -> None:
     assert [line[:70] for line in problems(f"{text}\n    domain: A.b", Format.GENERIC)] == [
         "FILE: domain: 'A.b' is not a lower-case DNS name of at most 244 charac",
         "FILE: devices[0].name: 'a': expected two or more of a-z, 0-9 and -",
-        "FILE: devices[1].groups[0]: has paths and usb; generic refuses to star",
+        "FILE: devices[1].groups[0]: has paths and usb; generic-device-plugin r",
         "FILE: devices[2].name: 'u_s': expected two or more of a-z, 0-9 and -",
         "FILE: devices[2].groups[1].paths[0].path: 'a' is not an absolute path",
         "FILE: devices[3].groups[0].paths[0].permissions: 'rwx' is not a combin",

@@ -34,7 +34,7 @@ CLASSES: Final = frozenset(
 # Not among them, because they are the field's own: the claims of a token (JWT), the holder of a
 # lock (the Lease's holderIdentity), what a plugin has advertised (ListAndWatch).
 PROSE: Final = {
-    r"\bDoor to\b": "Adapter:",
+    r"\bDoor to\b": "Adapter for",
     r"\binquests?\b": "investigation",
     r"\bdossiers?\b": "tracked plugin",
     r"\bconvict(s|ed|ion|ions)?\b": "verdict",

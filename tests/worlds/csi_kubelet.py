@@ -1,4 +1,4 @@
-"""Adapter: gRPC: the kubelet's half of CSI, as far as a driver for inline volumes sees it.
+"""Adapter for gRPC: the kubelet's half of CSI, as far as a driver for inline volumes sees it.
 
 It calls what kubernetes pkg/volume/csi/csi_client.go and pkg/kubelet/pluginmanager call (1.36), one
 connection for each call.

@@ -1,4 +1,4 @@
-"""Adapter: the Kubernetes API: reports the Node and its Lease as a kubelet does."""
+"""Adapter for the Kubernetes API: reports the Node and its Lease as a kubelet does."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""Adapter: device plugins: registers them, follows their lists, and calls them for allocations.
+"""Adapter for device plugins: registers them, follows their lists, and calls them for allocations.
 
 They register through the kubelet's socket, or the plugin watcher finds their sockets. Each
 registration has one connection and one ListAndWatch stream; neither is opened a second time. When a

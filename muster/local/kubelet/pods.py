@@ -1,4 +1,4 @@
-"""Adapter: the Kubernetes API: reads the pods of a node, admits and releases them."""
+"""Adapter for the Kubernetes API: reads the pods of a node, admits and releases them."""
 
 import asyncio
 import enum

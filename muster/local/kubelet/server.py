@@ -1,4 +1,4 @@
-"""Adapter: gRPC and the Kubernetes API: runs a kubelet without containers.
+"""Adapter for gRPC and the Kubernetes API: runs a kubelet without containers.
 
 `device_manager` makes the decisions. This module runs the kubelet (a restart ends one run and
 starts the next) and stores its pods. `python -m muster.local.kubelet` runs it as a process.

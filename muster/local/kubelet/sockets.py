@@ -1,4 +1,4 @@
-"""Adapter: the kubelet's own sockets: prepares and serves them, and answers podresources clients.
+"""Adapter for the kubelet's own sockets: serves them, and answers podresources clients.
 
 It also reads and writes the checkpoint file, which is beside the registration socket.
 """

@@ -1,4 +1,4 @@
-"""Adapter: WebSocket: serves `pods/portforward` by forwarding connections to local ports.
+"""Adapter for WebSocket: serves `pods/portforward` by forwarding connections to local ports.
 
 The frames are those of `v4.channel.k8s.io`: the first byte is a channel, 0 for data and 1 for an
 error, and the first message on each channel is the port (kubelet

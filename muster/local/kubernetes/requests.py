@@ -1,4 +1,4 @@
-"""Adapter: HTTP: decodes and authorizes requests to the API stand-in.
+"""Adapter for HTTP: decodes and authorizes requests to the API stand-in.
 
 A bearer token identifies a user; a request without a token comes from the administrator. Users may
 do everything that was not denied. The error texts are those of the real API server (apiserver

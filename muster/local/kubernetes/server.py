@@ -1,4 +1,4 @@
-"""Adapter: HTTP: a stand-in for the Kubernetes API that its real clients and kubectl can use.
+"""Adapter for HTTP: a stand-in for the Kubernetes API that its real clients and kubectl can use.
 
 `objects`, `writes`, `resources` and `scheduling` make the decisions. Responses are JSON: objects,
 or for kubectl the `tables` of pods, nodes and events (not in a watch). Request bodies are JSON or

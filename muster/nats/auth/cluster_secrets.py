@@ -196,7 +196,7 @@ def rights() -> str:
 
 
 def ring(seeds: Stored) -> accounts.Keyring:
-    """Return the keys in the Secret with all seeds. Raises ValueError."""
+    """Return the keys from the Secret that contains all seeds. Raises ValueError."""
     return {name: accounts.read_seeds(name, seeds.data[f"{name}.seed"]) for name in accounts.KINDS}
 
 

@@ -1,4 +1,4 @@
-"""Adapter: the process of the FUSE broker: reads settings, serves the node's pods, shuts down."""
+"""Adapter for the process of the FUSE broker: reads settings and serves the node's pods."""
 
 from muster.service import lean  # isort: skip  # before everything else
 

@@ -1,4 +1,4 @@
-"""Adapter: NATS and HTTP: reports on the broker to the bus, Kubernetes probes and Prometheus."""
+"""Adapter for NATS and HTTP: reports on the broker to the bus, Kubernetes probes and Prometheus."""
 
 import asyncio
 import logging

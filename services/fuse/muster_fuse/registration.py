@@ -1,4 +1,4 @@
-"""Adapter: gRPC: serves the socket over which the kubelet registers and calls a CSI or DRA driver.
+"""Adapter for gRPC: serves the socket on which the kubelet registers and calls a driver (CSI, DRA).
 
 The kubelet's plugin watcher detects the socket, queries the driver's name, and reports whether the
 driver is registered. It repeats this after every restart of the kubelet. The same socket serves the

@@ -1,4 +1,4 @@
-"""Adapter: the broker's socket: checks the broker with a hello and a complete mount.
+"""Adapter for the broker's socket: checks the broker with a hello and a complete mount.
 
 Both use a socket like a pod's, so that they fail if a pod's request would fail. If the broker is
 not in a pod, the socket accepts processes in the broker's own cgroup.

@@ -1,4 +1,4 @@
-"""Adapter: NATS: answers nats-server's auth callout requests, and refreshes the cluster's keys.
+"""Adapter for NATS: answers nats-server's auth callout requests, and refreshes the cluster's keys.
 
 The replicas are one queue group, so each request is answered once. If no replica is running,
 existing connections stay, and nats-server refuses new ones; clients retry.

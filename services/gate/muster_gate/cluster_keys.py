@@ -1,4 +1,4 @@
-"""Adapter: the Kubernetes API or a file: reads the cluster's public keys, and caches them.
+"""Adapter for the Kubernetes API or a file: reads the cluster's public keys, and caches them.
 
 The API server serves the keys to every service account (the role system:service-account-issuer-
 discovery), at /openid/v1/jwks; they are not secret.

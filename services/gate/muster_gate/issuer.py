@@ -1,4 +1,4 @@
-"""Adapter: files: derives the gate's key from its password, and writes its public key for NATS.
+"""Adapter for files: derives the gate's key from its password, and writes its public key for NATS.
 
 python -m muster_gate.issuer PASSWORD FILE
 

@@ -1,4 +1,4 @@
-"""Adapter: NATS: reads the traffic of plugins' connections; closes connections of noisy nodes.
+"""Adapter for NATS: reads the traffic of plugins' connections; closes connections of noisy nodes.
 
 Every gate reads the reports of all servers, even reports that another gate requested, and
 `rate_limiter` decides. Closing a connection that is already closed has no effect, so several gates

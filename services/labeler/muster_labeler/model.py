@@ -155,7 +155,8 @@ class KubernetesEvent:
 class ResourceSlice:
     """A DRA ResourceSlice.
 
-    `products` has the name and MiB of each known product, and whether it is part of a GPU.
+    `products` has the product, its memory in MiB, and whether it is a part of a GPU, for each
+    device whose product is known.
     """
 
     node: str

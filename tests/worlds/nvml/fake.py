@@ -1,4 +1,4 @@
-"""Adapter: the fake libnvidia-ml.so.1: builds it, sets its answers, reads its counts.
+"""Adapter for the fake libnvidia-ml.so.1: builds it, sets its answers, reads its counts.
 
 The state file is text, one fact a line; `#` begins a comment, `_` in a name is a space. A line that
 is not understood ends the process that loaded the library: nothing is ever ignored. A value is

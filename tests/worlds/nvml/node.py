@@ -1,4 +1,4 @@
-"""Adapter: a whole node with GPUs: the plugin as a process, a kubelet, NATS, the fake NVML."""
+"""Adapter for a whole node with GPUs: the plugin as a process, a kubelet, NATS, the fake NVML."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""Adapter: the process of the admission webhook: connects its parts and runs them."""
+"""Adapter for the process of the admission webhook: connects its parts and runs them."""
 
 from muster.service import start  # isort: skip  # before everything else
 

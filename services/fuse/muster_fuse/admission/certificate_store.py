@@ -1,4 +1,4 @@
-"""Adapter: the Kubernetes API: stores the certificate in a Secret, and makes API servers trust it.
+"""Adapter for the Kubernetes API: stores the certificate and makes API servers trust it.
 
 Every replica runs this code. The Secret's resource version makes them agree: the first to write
 wins, and the others read the Secret again. The Secret and the MutatingWebhookConfiguration already

@@ -1,4 +1,4 @@
-"""Adapter: the cryptography library: creates and reads the webhook's certificates.
+"""Adapter for the cryptography library: creates and reads the webhook's certificates.
 
 Each certificate has its own certificate authority, whose key is discarded immediately. So no one
 can issue another certificate that the API servers trust for the webhook.

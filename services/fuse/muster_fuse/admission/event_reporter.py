@@ -1,4 +1,4 @@
-"""Adapter: the Kubernetes API: writes an Event when a pod requests FUSE but cannot get it.
+"""Adapter for the Kubernetes API: writes an Event when a pod requests FUSE but cannot get it.
 
 The pod does not exist yet, may have no name, and never has a uid. So the Event refers to the pod's
 owner (`kubectl describe job`), or else to the pod by its name (`kubectl events --for pod/NAME`). A

@@ -1,4 +1,4 @@
-"""Adapter: the Kubernetes API: reads which resource the webhook replaces in a namespace.
+"""Adapter for the Kubernetes API: reads which resource the webhook replaces in a namespace.
 
 A namespace is read when a new pod in it may request that resource, and the answer is cached for one
 second: a Job with a thousand pods costs one request per second. The webhook needs neither a watch

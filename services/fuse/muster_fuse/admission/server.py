@@ -1,4 +1,4 @@
-"""Adapter: HTTPS: answers the API server's admission requests for new pods.
+"""Adapter for HTTPS: answers the API server's admission requests for new pods.
 
 No pod is refused: a pod that cannot be read, or about which no decision is possible, is allowed
 unchanged, with a warning. The size of bodies, the time for an answer, and the number of concurrent

@@ -1,4 +1,4 @@
-"""Adapter: files and /proc: records, checks and aborts the broker's mounts."""
+"""Adapter for files and /proc: records, checks and aborts the broker's mounts."""
 
 import asyncio
 from collections import Counter

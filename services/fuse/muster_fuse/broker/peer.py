@@ -1,4 +1,4 @@
-"""Adapter: a pod's connection: receives a request, and identifies its sender from /proc.
+"""Adapter for a pod's connection: receives a request, and identifies its sender from /proc.
 
 Process ids are reused; the order of the steps makes this harmless. First get a pidfd of the process
 that connected, then read /proc for its process id, then check through the pidfd that it still runs.

@@ -1,4 +1,4 @@
-"""Adapter: the broker: serves each pod on its own socket, one mount or unmount at a time."""
+"""Adapter for the broker: serves each pod on its own socket, one mount or unmount at a time."""
 
 import asyncio
 import contextlib

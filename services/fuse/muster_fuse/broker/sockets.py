@@ -1,4 +1,4 @@
-"""Adapter: a pod's socket: accepts connections, limited in number and rate.
+"""Adapter for a pod's socket: accepts connections, limited in number and rate.
 
 A pod can delay the closing of the descriptors that it has sent, without limit. So `discard` has
 another process close them before the connection is closed and its slot is free: a pod can block

@@ -1,4 +1,4 @@
-"""Adapter: the process `muster-fuse-dra`: a DRA driver that gives /dev/fuse."""
+"""Adapter for the process `muster-fuse-dra`: a DRA driver that gives /dev/fuse."""
 
 import asyncio
 import sys

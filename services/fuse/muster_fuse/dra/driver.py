@@ -1,4 +1,4 @@
-"""Adapter: gRPC: the DRA driver, which informs the kubelet about the devices of a claim.
+"""Adapter for gRPC: the DRA driver, which informs the kubelet about the devices of a claim.
 
 Every claim gets the same CDI device, /dev/fuse. So the driver reads no claims, has no state and
 needs no permission on the Kubernetes API. It rewrites the CDI file for each claim, because the file

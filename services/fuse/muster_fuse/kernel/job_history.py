@@ -1,4 +1,4 @@
-"""Adapter: the event loop: records whether a pod's jobs are slow, and limits slow pods' jobs."""
+"""Adapter for the event loop: records whether a pod's jobs are slow, and limits slow pods' jobs."""
 
 import asyncio
 import math

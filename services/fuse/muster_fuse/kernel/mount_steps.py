@@ -1,4 +1,4 @@
-"""Adapter: system calls: mounts or unmounts in a pod's namespace, step by step, in a child process.
+"""Adapter for system calls: mounts or unmounts in a pod's namespace, in a child process.
 
 | step    | action                                                                             |
 |---------|------------------------------------------------------------------------------------|

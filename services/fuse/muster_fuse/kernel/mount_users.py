@@ -1,4 +1,4 @@
-"""Adapter: /proc: finds what keeps a mount in use: processes, and mounts that are attached to it.
+"""Adapter for /proc: finds the processes and attached mounts that keep a mount in use.
 
 No request is sent to a FUSE daemon, because it might not answer. Two kinds of users are not found:
 processes that have moved to another mount namespace with files of the mount open, and threads whose
@@ -44,7 +44,7 @@ class MountUsers:
         return any(True for _ in self._attached())
 
     def has_processes(self) -> bool:
-        """Return whether a process has a directory, an open file or mapped memory on the mount."""
+        """Return whether a process has a working directory, an open file or mapped memory on it."""
         return any(self._uses(f"{_PROC}/{name}") for name in _names(_PROC) if name.isdecimal())
 
     def _attached(self) -> Iterator[_Mount]:

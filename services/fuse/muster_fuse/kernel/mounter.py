@@ -1,4 +1,4 @@
-"""Adapter: the mounter: a single-threaded process that forks a child for each job.
+"""Adapter for the mounter: a single-threaded process that forks a child for each job.
 
 A process with several threads cannot enter namespaces (setns(2): EINVAL), so this is a separate
 process. It receives jobs on a SOCK_SEQPACKET socket:

@@ -1,4 +1,4 @@
-"""Adapter: processes: starts the mounter, sends it jobs, and restarts it.
+"""Adapter for processes: starts the mounter, sends it jobs, and restarts it.
 
 No job waits without limit: the mounter kills a late child, and a mounter that does not answer in
 time is itself killed and replaced.
@@ -209,7 +209,7 @@ class Mounter:
         history: job_history.JobHistory | None = None,
         taken: PodDescriptor | None = None,
     ) -> jobs.Outcome:
-        """Send a job when a slot is free; return its outcome. The child takes over `taken`."""
+        """Send a job when a slot is free; return its outcome. The child then owns `taken`."""
         history = history or job_history.JobHistory()
         kind = _Slots.SYNC_INIT if _is_sync(job) else _Slots.QUICK
         node_is_busy = f"{JOBS_MAX} requests are already in progress on this node"

@@ -1,4 +1,4 @@
-"""Adapter: a pod's connection: receives packets or discards them, in a child of the mounter.
+"""Adapter for a pod's connection: receives packets or discards them, in a child of the mounter.
 
 A pod chooses the descriptors that it sends, and its file system can delay the closing of a
 descriptor without limit: the process that closes it then cannot be killed. So descriptors are

@@ -1,4 +1,4 @@
-"""Adapter: the broker's socket: the self-test, which mounts, uses and unmounts a file system.
+"""Adapter for the broker's socket: the self-test, which mounts, uses and unmounts a file system.
 
 It runs in a child of the mounter, in its own mount namespace. Like a pod's helper, it sends the
 broker a directory to mount on, which is on a tmpfs. It then serves the mounted file system itself,

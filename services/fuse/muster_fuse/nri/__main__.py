@@ -1,4 +1,4 @@
-"""Adapter: the process `muster-fuse-nri`: adds /dev/fuse to containers whose pod requests it."""
+"""Adapter for the process `muster-fuse-nri`: adds /dev/fuse to containers whose pod requests it."""
 
 import asyncio
 import sys

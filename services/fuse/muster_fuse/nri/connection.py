@@ -1,4 +1,4 @@
-"""Adapter: the runtime's NRI socket: connects, exchanges a session's bytes, and reconnects.
+"""Adapter for the runtime's NRI socket: connects, exchanges a session's bytes, and reconnects.
 
 The runtime disconnects a plugin that does not answer in time; containers then start without the
 device until the next registration. So this module waits only for the socket.

@@ -1,4 +1,4 @@
-"""Adapter: the device: a command for an init container, which fails if /dev/fuse cannot be opened.
+"""Adapter for the device: a command for init containers that fails if /dev/fuse cannot be opened.
 
 While no NRI plugin is connected, a container starts without its device, and this is not reported.
 An init container with this command delays the pod's other containers until the device exists: each

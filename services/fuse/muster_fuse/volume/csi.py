@@ -1,4 +1,4 @@
-"""Adapter: gRPC: answers the kubelet's CSI calls to publish and unpublish volumes.
+"""Adapter for gRPC: answers the kubelet's CSI calls to publish and unpublish volumes.
 
 The text of an error becomes an event of the pod. The kubelet retries a failed call.
 """

@@ -1,4 +1,4 @@
-"""Adapter: files: records in the state directory which pods have volumes, for restarts."""
+"""Adapter for files: records in the state directory which pods have volumes, for restarts."""
 
 import os
 import re

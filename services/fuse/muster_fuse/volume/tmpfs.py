@@ -1,4 +1,4 @@
-"""Adapter: mounts: creates the file system of a pod's volume, and attaches it for the kubelet.
+"""Adapter for mounts: creates the file system of a pod's volume, and attaches it for the kubelet.
 
 Each pod has its own tmpfs with the helper, the pod's socket and `dev-fuse`, the stub for /dev/fuse.
 The file system itself is read-only, not only its mounts: container runtimes clear a mount's

@@ -1,4 +1,4 @@
-"""Adapter: mounts, sockets and records: manages the volumes of the node's pods.
+"""Adapter for mounts, sockets and records: manages the volumes of the node's pods.
 
 A record is written before any part of a volume exists and removed after every part was removed, so
 that the broker can clean up if it was killed in between. Every step may be repeated.

@@ -1,4 +1,4 @@
-"""Adapter: fusectl and /proc: checks the connections of mounts and the processes that serve them.
+"""Adapter for fusectl and /proc: checks the connections of mounts and their daemons.
 
 Checking all processes takes long, so the processes that serve a mount are cached. A new search
 starts if none of them serves the mount any more, and from time to time while requests wait.

@@ -1,4 +1,4 @@
-"""Adapter: /proc: finds processes that serve FUSE connections, or were killed but cannot end.
+"""Adapter for /proc: finds processes that serve FUSE connections, or were killed but cannot end.
 
 Since Linux 6.16, the kernel shows the connection of an open /dev/fuse. On older kernels, every
 process of a pod with an open /dev/fuse counts as serving all mounts of its pod.

@@ -1,4 +1,4 @@
-"""Adapter: files: records the broker's mounts for a restart, in one file per pod.
+"""Adapter for files: records the broker's mounts for a restart, in one file per pod.
 
 If fusectl was not mounted anywhere for a while, a connection's directory has a new inode. A mount
 is then recognised by the file systems that its pod's processes see mounted.

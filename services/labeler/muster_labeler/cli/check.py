@@ -1,4 +1,4 @@
-"""Adapter: the command line: `muster check` reads a cluster and prints its problems.
+"""Adapter for the command line: `muster check` reads a cluster and prints its problems.
 
 The report is printed as text, as JSON, or as JUnit XML for CI.
 """

@@ -1,4 +1,4 @@
-"""Adapter: the command line: `muster check`, `label-gpus`, `unlabel-gpus`, `uninstall`, `gpu-name`.
+"""Adapter for the command line: the labeler's `muster` commands, such as `muster check`.
 
 They need access to a cluster, but not a running muster; `gpu-name` needs neither.
 """

@@ -1,4 +1,4 @@
-"""Adapter: the command line: `muster label-gpus` and `unlabel-gpus` plan, confirm and write."""
+"""Adapter for the command line: `muster label-gpus` and `unlabel-gpus` plan and write labels."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""Adapter: the command line: the options and the cluster that the labeler's commands share."""
+"""Adapter for the command line: the options and the cluster that the labeler's commands share."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""Adapter: the command line: `muster uninstall` removes muster from a cluster, nodes included.
+"""Adapter for the command line: `muster uninstall` removes muster from a cluster, nodes included.
 
 It first ends the workloads (NATS last) and removes the namespace, so that no labeler is left to
 label a node again. Next it removes muster's labels, annotations and conditions from nodes, and

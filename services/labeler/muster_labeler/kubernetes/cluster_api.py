@@ -1,4 +1,4 @@
-"""Adapter: the Kubernetes API: checks permissions, reads nodes, and labels them at a limited rate.
+"""Adapter for the Kubernetes API: checks permissions, and reads and labels nodes.
 
 Labels are written by server-side apply as one field manager, so that the API records the owner of
 each label. A label that another manager owns stays as it is, and the error names that manager,

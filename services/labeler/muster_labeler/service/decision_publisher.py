@@ -1,4 +1,4 @@
-"""Adapter: the bus and the Kubernetes API: publishes decisions and node conditions.
+"""Adapter for the bus and the Kubernetes API: publishes decisions and node conditions.
 
 Labelling never waits for publishing, and continues while NATS is disconnected: events wait in
 bounded queues. If a queue is full, its oldest event is dropped and counted; a node is evaluated

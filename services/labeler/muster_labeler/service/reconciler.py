@@ -292,7 +292,7 @@ class LabelWriter:
         self._clock = asyncio.get_running_loop().time
 
     async def reconcile(self, name: str) -> tuple[decisions.Decision, bool]:
-        """Decide about a node and act; return the decision, and whether to retry a refusal."""
+        """Decide about a node and act; return the decision, and whether to retry a write."""
         status = self._fleet.status(name)
         if status is None:
             return decisions.Decision(decisions.Action.NOTHING, {}, "no such node"), False

@@ -1,4 +1,4 @@
-"""Adapter: the bus: reads the reports of plugins and health within limits; measures its delay.
+"""Adapter for the bus: reads the reports of plugins and health within limits; measures its delay.
 
 Unwanted messages are rejected by their subject alone, so that a node that floods the stream delays
 other nodes as little as possible.
