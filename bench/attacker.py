@@ -4,7 +4,7 @@ python -m bench.attacker --url nats://...,nats://... --tokens FILE --node NAME -
 
 It implements nats-server's protocol itself, over TLS (NATS_CA), with its node's token, and prints
 `listening` once its plugin is connected like any other. `go` on stdin starts the attack, and `stop`
-ends it; then it prints the counts of sent messages and of refusals.
+ends it; then it prints the counts of sent bytes, connections and refusals.
 """
 
 import argparse
@@ -94,7 +94,7 @@ class _Link(asyncio.Protocol):
         self.writable.set()
 
     def pause_writing(self) -> None:
-        """Stop sending until the server reads again."""
+        """Stop sending until the write buffer has drained."""
         self.writable.clear()
 
     def resume_writing(self) -> None:
@@ -114,7 +114,7 @@ class _Link(asyncio.Protocol):
 
 
 class Attacker:
-    """Attacks with the token of one node, and counts what it sends and what is refused."""
+    """Attacks with one node's token; counts the sent bytes, the connections and the refusals."""
 
     def __init__(self, url: str, node: str, attack: attacks.Attack, *, token: str) -> None:
         parts = [urlsplit(address) for address in url.split(",")]
@@ -133,7 +133,7 @@ class Attacker:
         self._refusals[re.sub(r"( for | to \").*", "", error)[:60]] += count
 
     async def run(self) -> None:
-        """Behave like a healthy plugin until `go`, attack until `stop`, and start over."""
+        """Behave like a healthy plugin until `go`, attack until `stop`, then behave again."""
         reader = asyncio.StreamReader()
         loop = asyncio.get_running_loop()
         await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)

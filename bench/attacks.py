@@ -1,8 +1,7 @@
 """Pure: builds the messages of each attack of `bench.hostile` by one compromised node.
 
-A node may, or once might, send all these messages: they have its own subjects and its own token. A
-message is built once, and then only its placeholders are replaced, so that the attacker needs
-little CPU.
+The attacker has only its own node's token; nats-server refuses some of these messages. A message is
+built once, and then only its placeholders are replaced, so that the attacker needs little CPU.
 """
 
 import enum

@@ -12,15 +12,15 @@ each fault; a missing reaction counts as missed, and the next fault is injected.
 |---------|------------------------------------------------|------------------------------|
 | crash   | the plugin's process is killed (1)             | PLUGIN_DOWN                  |
 | stop    | the plugin's process is suspended              | STUCK                        |
-| dead    | the kubelet is stopped                         | DEREGISTERED, naming it      |
+| dead    | the kubelet is stopped                         | DEREGISTERED                 |
 | restart | the kubelet is restarted                       | no alert                     |
 | delete  | the plugin's pod is deleted                    | no alert                     |
-| rollout | the DaemonSet is rolled                        | no alert                     |
+| rollout | the DaemonSet is restarted                     | no alert                     |
 | nats    | NATS is scaled to 0 replicas (patience: 20 s)  | `health_silent` (2)          |
-| api     | the API server is killed for 10 s              | no alert; API is read again  |
+| api     | the API server is killed for 10 s              | no alert; API read again     |
 
-(1) If the kubelet restarts it within 2 s, as it does the first time, it is killed again. The
-kubelet then waits 5 s before the restart.
+(1) If the kubelet restarts the process within 2 s, as it does the first time, the process is killed
+again. The kubelet then waits 5 s before the restart.
 (2) The notifier sends it directly, because NATS is unusable.
 """
 

@@ -7,7 +7,8 @@ kubelet, devices or a process of its own.
     python -m bench.connections --url nats://... --connections 10000 --nodes 10000
 
 prints `listening` once all are connected. A line on stdin is a command: `kill 37` ends 37 plugins
-as a crash would; `revive NAME` starts one again; `change` changes some node's GPUs.
+as a crash would; `revive NAME` starts one again; `back` prints `back` once all are connected again;
+`change` changes a random node's GPUs; `events` prints how many events were published.
 
 With `--tokens FILE`, each node has its own connection over TLS (NATS_CA), with its own token, as in
 production. It then also publishes events: see `bench.reports`.
@@ -61,9 +62,9 @@ async def dial(
         await loop.sock_connect(plain, (host, port))
         line = b""
         while not line.endswith(b"\r\n"):
-            # what the server is, before the handshake
+            # skip the server's INFO, which precedes the handshake
             piece = await loop.sock_recv(plain, 4096)
-            # closed: the handshake will say so
+            # if the connection was closed, the handshake fails
             line += piece or b"\r\n"
         await loop.create_connection(make, sock=plain, ssl=trusted, server_hostname=host)
     except BaseException:
@@ -208,7 +209,7 @@ class _Link(asyncio.Protocol):
         self._fleet.closed(self, was_open=was)
 
     def send(self, words: bytes) -> None:
-        """Send if the server is connected; otherwise skip, as a plugin skips its heartbeat."""
+        """Send if connected to the server; otherwise skip, as a plugin skips its heartbeat."""
         if self.is_open and self._transport is not None:
             self._transport.write(words)
 
@@ -219,7 +220,7 @@ class _Link(asyncio.Protocol):
 
 
 class Fleet:
-    """The connections to one server, and the clock of their heartbeats."""
+    """The connections of all simulated plugins, and the schedule of their heartbeats."""
 
     def __init__(
         self,

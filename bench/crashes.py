@@ -21,7 +21,7 @@ from tests.worlds import killed_services, receivers, scripted_health
 _HEALTH_POINTS_S: Final = (0.0, 3.0)
 """The range of times from the start of the process to its kill.
 
-It covers a process that starts, restores its state, waits for the lead, and leads.
+It covers a process that starts, restores its state, waits for leadership, and leads.
 """
 
 
@@ -32,7 +32,7 @@ async def measure(options: report.Options, *, of: str) -> list[report.Row]:
 
 async def _health(options: report.Options) -> list[report.Row]:
     """Kill health 200 times, or 10 times if quick."""
-    chance = random.Random(1)  # noqa: S311  # the points of death are no secret
+    chance = random.Random(1)  # noqa: S311  # not for cryptography
     points_s = [chance.uniform(*_HEALTH_POINTS_S) for _ in range(10 if options.quick else 200)]
     directory = Path(tempfile.mkdtemp(prefix="mu-"))
     for name in ("calm", "killed"):

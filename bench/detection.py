@@ -2,11 +2,11 @@
 
 The faults and their environment are those of `tests/worlds`: real plugins, a real health service
 and a real nats-server; the kubelets and the Kubernetes API are stand-ins, and pods are simulated
-(`tests/worlds/fleet.py`). Some periods are shorter than the defaults, so that the same plugin can
-fail repeatedly: a health checker is old after 30 s (300), an expected plugin is missing after 20 s
-(120), and alerts follow verdicts immediately (after 180 s if the plugin may only pause). Flaps are
-not damped. Class l, where health itself fails, has a separate environment in which the watchdog
-ticks every second (10).
+(`tests/worlds/fleet.py`). Some periods are shorter than the defaults (in parentheses), so that the
+same plugin can fail repeatedly: a health checker is old after 30 s (300 s), an expected plugin is
+missing after 20 s (120 s), and alerts follow verdicts immediately (after 180 s if the plugin may
+only pause). Flaps are not damped. Class l, where health itself fails, has a separate environment in
+which the watchdog ticks every second (every 10 s).
 
 All classes are injected concurrently, each on as many nodes as are needed to finish within
 `--minutes`: with fewer minutes there are more concurrent plugins, which disturb each other. A fault
@@ -357,7 +357,7 @@ async def _silences(wanted: int) -> list[report.Row]:
 
 @contextlib.asynccontextmanager
 async def _watched() -> AsyncIterator[tuple[processes.Process, processes.Process]]:
-    """Run a health service, and a notifier that expects it to tick."""
+    """Run a health service, and a notifier that expects its watchdog ticks; yield both."""
     directory = Path(tempfile.mkdtemp(prefix="mu-"))
     die = processes.die_with_parent()
     made: list[processes.Process] = []

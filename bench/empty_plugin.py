@@ -2,7 +2,7 @@
 
 python bench/empty_plugin.py DIRECTORY RESOURCE DEVICE
 
-It serves one device to the kubelet in that directory, and does not recover from losses.
+It serves one device to the kubelet in that directory, and registers only once.
 """
 
 import asyncio

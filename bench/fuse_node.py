@@ -1,6 +1,6 @@
 """Adapter for processes: runs the FUSE broker, simulated pods, and programs that mount in them.
 
-A pod is a process in namespaces and a cgroup like a kubelet's; its volume is made by the broker.
+A pod is a process in namespaces and a cgroup like a pod of a kubelet; the broker makes its volume.
 The reference is a similar container that has /dev/fuse and may run setuid programs, like a machine
 without muster: there a program calls Debian's fusermount3.
 """

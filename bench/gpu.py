@@ -1,7 +1,7 @@
 """Adapter for the plugin with eight GPUs: measures its cost, and the time from fault to kubelet.
 
 NVML is the fake of the tests (`tests/worlds/nvml`): its answers cost nothing, so the result is the
-cost of the plugin and the binding. It is compiled with the system's `cc` the first time.
+cost of the plugin and the binding. The fake is compiled with the system's `cc` the first time.
 """
 
 import asyncio

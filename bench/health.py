@@ -3,7 +3,7 @@
 The plugins are `bench.connections`: real connections to a real nats-server, without plugin
 processes. nats-server, health, notifier and labeler are real processes; the Kubernetes API is the
 stand-in, and health does not use it. `idle`: one connection a node. `many`: a hundred nodes a
-connection. `curve`: both, and a thousand nodes. `storm`: nats-server is killed while all plugins
+connection. `curve`: both, and 1,000 nodes. `storm`: nats-server is killed while all plugins
 are connected, and 37 plugins are killed during the outage. `--quick`: 1,000 nodes, `idle` only.
 
     python -m bench.health [--quick] [--only idle,many,storm] [--seconds 60] [--json FILE]
@@ -334,7 +334,7 @@ async def _storm(nodes: int) -> list[report.Row]:
 
 
 async def _until_quiet(world: _World, restarted: float) -> float:
-    """Return the seconds from the restart until health has no suspicion left."""
+    """Return the seconds until health has no suspicion, mass failure or held alert left."""
     clock = asyncio.get_running_loop().time
     # before that, silence is not evaluated
     await asyncio.sleep(max(0.0, restarted + 5 + 3 * _HEARTBEAT_S - clock()))
@@ -362,7 +362,7 @@ async def _notified(
 async def _labelled(
     world: _World, exits: contextlib.AsyncExitStack, nodes: int
 ) -> aiohttp.ClientSession:
-    """Start a labeler that may write, with an API that has some of the nodes; return the API."""
+    """Start a labeler that may write, with an API that has some of the nodes; return its client."""
     kubeconfig = world.directory / "kubeconfig"
     program = stack.kubernetes(str(kubeconfig))
     api = processes.Process(program, world.directory / "kubernetes.log")

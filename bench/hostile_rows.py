@@ -1,8 +1,8 @@
 """Pure: computes the table of `bench.hostile`: the effects of an attack on the honest nodes.
 
 The targets: verdicts on other nodes are at most 1.5 times as late as before, none of their events
-is lost, health uses at most 200 MiB and is never blind, the labeler reacts within 2 s, and after
-the attack everything is as before.
+is lost, health uses at most 200 MiB and is never disconnected from NATS, the labeler reacts within
+2 s, and after the attack everything is as before.
 """
 
 import dataclasses

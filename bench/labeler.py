@@ -119,7 +119,7 @@ class _Cluster:
             open_.push_async_callback(labeler.end)
             await self._kept(labeler.addresses["http"], count)
             kubelets = asyncio.create_task(self._kubelets(count))
-            # the first seconds measure the start
+            # do not measure the start
             await asyncio.sleep(5)
             before_s = programs.cpu_s(labeler.pid)
             await asyncio.sleep(seconds)

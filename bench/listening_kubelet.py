@@ -77,7 +77,7 @@ class ListeningKubelet:
                     return listed
 
     async def quiet(self) -> None:
-        """Wait until no more observations arrive, and discard them."""
+        """Discard observations until no more arrive."""
         while True:
             came = 0
             for queue in (self.registered, self.lists, self.ends):
@@ -96,7 +96,7 @@ class ListeningKubelet:
             await asyncio.wait([stream])
 
     async def restart(self) -> float:
-        """Simulate a restart; return a time just before kubelet.sock is visible again."""
+        """Simulate a restart; return the time just before kubelet.sock is created again."""
         await self._server.stop(None)
         for resource in [*self._streams]:
             await self.drop(resource)
@@ -117,7 +117,7 @@ class ListeningKubelet:
         path = self.endpoints[resource]
         options = [
             ("grpc.use_local_subchannel_pool", 1),
-            # Go's servers refuse the name that a path gives
+            # Go's servers refuse the authority that gRPC derives from a socket's path
             ("grpc.default_authority", "localhost"),
         ]
         async with grpc.aio.insecure_channel(f"unix:{path}", options=options) as channel:

@@ -1,4 +1,4 @@
-"""Measures one notifier: storms, latency, rates and receivers that do not answer.
+"""Adapter for processes: measures one notifier: storms, latency, rates, receivers without answers.
 
 python -m bench.notifier [--quick] [--json FILE]
 """

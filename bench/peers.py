@@ -1,10 +1,10 @@
 """Adapter for processes: compares our plugin with other device plugins, with the same kubelet.
 
 NVIDIA's plugin (`make cluster` builds it) and ours serve eight GPUs of the stand-in for NVML; a
-generic-device-plugin in the PATH serves device nodes beside ours. The kubelet only listens. If
+generic-device-plugin in the PATH serves device nodes beside ours. The kubelet is a stand-in. If
 MUSTER_KUBELET_DIR names a real kubelet (and MUSTER_KUBELET_RESTART restarts it), starts and
-restarts are also measured with it; its node keeps the resources. Our bus is real. An empty plugin
-shows the cost of Python and grpcio alone.
+restarts are also measured with it; its node keeps the resources. Our NATS server is real. An empty
+plugin shows the cost of Python and grpcio alone.
 """
 
 import asyncio
@@ -74,7 +74,7 @@ class Contender:
         floor: float | None = None,
         never: float | None = None,
     ) -> list[report.Row]:
-        """Return median and maximum; the plugin's name follows the figure, as for its peers."""
+        """Return median and maximum; the plugin's name follows the name of the figure."""
         return report.spread(
             f"{what}: {self.name}", samples, unit, how=how, floor=floor, never=never
         )

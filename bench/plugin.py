@@ -27,7 +27,7 @@ Command = Callable[[Path], list[str]]
 
 
 class Bench:
-    """Measures one plugin, which a command starts for a kubelet's directory."""
+    """Measures one plugin; `command` returns its command line for a kubelet's directory."""
 
     def __init__(self, command: Command, root: Path, *, quick: bool) -> None:
         self._command = command

@@ -49,7 +49,7 @@ async def running(
     *,
     errors: int | None = None,
 ) -> AsyncIterator[asyncio.subprocess.Process]:
-    """Run a program with stderr to `errors`; at the end, terminate it, or kill it."""
+    """Run a program with stderr to `errors`; at the end, terminate it, or kill it after 10 s."""
     process = await asyncio.create_subprocess_exec(
         *command,
         env=os.environ
@@ -120,7 +120,7 @@ def distinct_mib(pids: Sequence[int]) -> float:
 
 def whole_cpu_s(pid: int) -> float:
     """Return the CPU time of a process, including threads that have ended."""
-    # clock_getcpuclockid(3): how Linux numbers the clock of a process
+    # the id of a process's CPU clock, as in clock_getcpuclockid(3)
     return time.clock_gettime((~pid << 3) | 2)
 
 

@@ -33,7 +33,7 @@ _ENOUGH_FOR_P99: Final = 100
 class Row:
     """One figure.
 
-    `target` is its maximum (None: no target); `how` says how it was measured. `floor` is the cost
+    `target` is its maximum (None: no target); `how` describes the measurement. `floor` is the cost
     of doing nothing on this machine, in the same unit (None: not measured). `never` is the value
     of a missing reaction (None: no reaction is missing, or there is no such value).
     """

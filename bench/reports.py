@@ -95,7 +95,7 @@ class Reports:
             self.stored_s.append(asyncio.get_running_loop().time() - event.began_at)
 
     def _put(self, node: Node, event: vocabulary.Event) -> None:
-        """Enqueue an event, which is published in the next turn and until it is acknowledged."""
+        """Enqueue an event, which is published from the next turn on until it is acknowledged."""
         sequence = next(self._sequence)
         key = f"{node.instance}-{sequence}"
         payload = codec.encode(

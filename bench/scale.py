@@ -2,8 +2,9 @@
 
 python -m bench.scale [--quick] [--json FILE]
 
-In the cluster of KUBECONFIG, which `make cluster` starts, kwok is the kubelet of 2,000 nodes and
-10,000 pods, which are deleted afterwards. Without KUBECONFIG, only the stand-in is measured.
+In the cluster of KUBECONFIG, which `make cluster` starts, kwok simulates the kubelets of 2,000
+nodes with 10,000 pods; all are deleted afterwards. Without KUBECONFIG, only the stand-in is
+measured.
 """
 
 import argparse

@@ -1,9 +1,10 @@
-"""Adapter for a virtual clock: counts wrong and late verdicts of the detector, a day per model.
+"""Adapter for a virtual clock: counts wrong and late verdicts of the detector.
 
-Healthy plugins lose heartbeats, pause and are cut off at random (`tests/worlds/plugin_gaps.py`),
-beside 100 failures of each kind. A wrong verdict states a failure that does not exist at that
-moment, or a pause or cut of less than 20 s. Counted separately: STUCK during a pause of less than
-20 s that the kubelet confirms, and STUCK or UNREACHABLE for longer gaps.
+For each model of `tests/worlds/plugin_gaps.py`, a day is simulated: healthy plugins lose
+heartbeats, pause and are cut off at random, beside 100 failures of each kind. A wrong verdict
+states a failure that does not exist at that moment, or a pause or cut of less than 20 s. Counted
+separately: STUCK during a pause of less than 20 s that the kubelet confirms, and STUCK or
+UNREACHABLE for longer gaps.
 
     python -m bench.simulation [--quick] [--nodes 1000] [--days 1] [--json FILE]
 """

@@ -152,7 +152,7 @@ class World:
 async def world(*, sees_processes: bool) -> AsyncIterator[World]:
     """Run all processes; yield when the agent has started.
 
-    Only root can hide the node's processes from the agent, like a pod's namespace.
+    Only root can hide the node's processes from the agent, as a pod's PID namespace does.
     """
     is_apart = not sees_processes and os.geteuid() == 0
     named = os.environ.get("MUSTER_KUBELET_DIR")

@@ -1,4 +1,4 @@
-"""Adapter for files: a hook of mkdocs: makes links from docs/ to files outside it work in the site.
+"""Adapter for mkdocs: a hook that makes links from docs/ to files outside it work in the site.
 
 A file that a page links to is copied below `source/`; if it is Markdown, it is a page of the site.
 A link to a directory becomes plain text, because a site has no listing. A `<picture>` with a

@@ -1,7 +1,7 @@
 """Adapter for files: generates manifests: nats-server's accounts, the chart, and compose settings.
 
-python scripts/manifests.py write stale files python scripts/manifests.py --check write nothing;
-exit with 1 and name stale files
+python scripts/manifests.py            write stale files
+python scripts/manifests.py --check    write nothing; print stale files and exit with 1
 """
 
 import argparse
@@ -183,7 +183,7 @@ def _names(schema: _Object) -> object:
 
 
 def _made(source: str, tree: _Object) -> bytes:
-    # repeated instead of referenced where it occurs twice, because schemas share parts
+    # without shared parts, for which YAML would contain references
     apart = json.loads(json.dumps(tree))
     text = yaml.safe_dump(apart, sort_keys=False, width=1000)
     return f"# made by scripts/manifests.py from {source}\n{text}".encode()

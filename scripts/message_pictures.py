@@ -1,6 +1,6 @@
 """Adapter for files: draws messages in Slack, Teams and a mail program.
 
-python scripts/message_pictures.py write the pictures
+    python scripts/message_pictures.py    write the pictures
 
 The pictures show the texts that the receivers send, in each service's layout; they are not
 screenshots.

@@ -1,7 +1,7 @@
 """Adapter for files: renders each kind of alert for each receiver, into tests/golden/messages.
 
-python scripts/messages.py write the files python scripts/messages.py --check write nothing; exit
-with 1 and name stale files
+    python scripts/messages.py            write the files
+    python scripts/messages.py --check    write nothing; print stale files and exit with 1
 
 The alerts have the texts of the services that raise them, if these are available without a cluster;
 the other texts are written here.

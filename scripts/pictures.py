@@ -102,7 +102,7 @@ def digest(name: str) -> str:
 
 
 def _without_docstrings(text: str) -> str:
-    """Return a module's lines but those of its docstrings, which no picture shows."""
+    """Return a module without the lines of its docstrings, which no picture shows."""
     lines = text.split("\n")
     dropped: set[int] = set()
     for node in ast.walk(ast.parse(text)):
@@ -112,7 +112,7 @@ def _without_docstrings(text: str) -> str:
 
 
 class Failed(Exception):
-    """The pictures cannot be made; the text says why."""
+    """The pictures cannot be made; the message gives the reason."""
 
 
 class Terminals:

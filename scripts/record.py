@@ -1,8 +1,9 @@
 """Adapter for files: records this version's messages, which later versions must understand.
 
-python scripts/record.py write tests/recorded/<minor version>, unless it exists
-NATS_URL=... python scripts/record.py SECONDS
-                                   the same, with the messages on a running muster's bus
+    python scripts/record.py
+        write tests/recorded/<minor version>, unless it exists
+    NATS_URL=... python scripts/record.py SECONDS
+        the same, and include messages that are received from a running muster
 
 The recordings of released versions stay unchanged. To record this version again before its release,
 first remove its directory.
@@ -49,7 +50,7 @@ _HEARD: Final = (
 )
 """The recorded subjects, without requests.
 
-If a plugin has ended, a request to it must have no subscriber; otherwise it seems to be slow.
+A subscription to requests would make a plugin that has ended look slow instead of absent.
 """
 _WORDS: Final = {"node": "gpu-1.example", "fingerprint": "0123456789abcdef"}
 _NUMBERS: Final = {"v": 1, "page": 0}

@@ -1,6 +1,6 @@
 """Adapter for files: writes the images' bills of materials (CycloneDX 1.6) from the lock files.
 
-python scripts/sbom.py write build/<image>.cdx.json for each image
+python scripts/sbom.py    write build/<image>.cdx.json for each image
 """
 
 import json

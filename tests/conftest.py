@@ -1,4 +1,4 @@
-"""Settings of every test: what one run finds on a machine that is busy, another run finds too."""
+"""Settings for all tests: environment, signals, Hypothesis profiles and garbage collection."""
 
 import gc
 import os
@@ -9,15 +9,15 @@ import pytest
 import structlog
 from hypothesis import settings
 
-# A test starts processes while gRPC runs here: its handlers of fork() write to the child's stderr,
-# or wake its pollers, before the child becomes another program.
+# Tests start processes while gRPC runs in this process. gRPC's handlers of fork() would write to
+# the child's stderr, or wake its pollers, before the child calls exec().
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 
-# Nothing here trusts the authorities of this machine, whose file takes 25 ms to read: in every
-# process that imports aiohttp, and for every client of Kubernetes.
+# No test trusts this machine's certificate authorities. Reading their file takes 25 ms, in every
+# process that imports aiohttp and for every Kubernetes client.
 os.environ["SSL_CERT_FILE"] = os.devnull
 
-# A shell starts background jobs with SIGINT ignored, and so would be every program started here.
+# A shell starts background jobs with SIGINT ignored; programs that tests start would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -26,18 +26,18 @@ settings.register_profile("ci", deadline=None, derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "here")
 
 
-# what the collection of the tests makes is no garbage: looking for some takes a tenth of its time
+# collecting the tests creates no garbage; searching for some would take a tenth of the time
 gc.disable()
 
 
 def pytest_collection_finish() -> None:
-    """Never collect the modules of the tests: it would take 0.2 s again and again."""
+    """Exclude the test modules from garbage collection, which would take 0.2 s each time."""
     gc.freeze()
     gc.enable()
 
 
 @pytest.fixture(autouse=True)
 def _logs_of_its_own() -> Iterator[None]:
-    """Leave no logging behind: who captured logs once would log to stdout for good."""
+    """Reset structlog after each test, so that no test inherits another's log configuration."""
     yield
     structlog.reset_defaults()

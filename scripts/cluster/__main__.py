@@ -1,8 +1,8 @@
-"""Adapter: the command line of the cluster.
+"""Adapter for the command line: runs a Kubernetes cluster of one node on this machine.
 
-python -m scripts.cluster up start it, unless it runs already; see --help python -m scripts.cluster
-kubelet restart start, stop, kill or restart its kubelet python -m scripts.cluster down remove
-everything except the cache
+python -m scripts.cluster up                 start it, unless it already runs; see --help
+python -m scripts.cluster kubelet restart    start, stop, kill or restart its kubelet
+python -m scripts.cluster down               remove everything except the cache
 """
 
 import json
@@ -176,7 +176,7 @@ def _start(
         _spawn(components.dns())
         imported.result()
     _spawn(components.kubelet())
-    # the first apply needs it, and fails permanently without it
+    # kubectl's first apply needs it, and fails permanently without it
     _until("kube-apiserver", lambda: _kubectl("get", "--raw", "/openapi/v2")[:1] == "{")
     _apply(*_storage())
     _until("kubelet", _node_is_ready)

@@ -40,7 +40,7 @@ _SOURCES: Final = (
 _SUITE: Final = "bookworm"
 _PROGRAMS: Final = "openssh-server,procps,sshfs"
 _USER: Final = ("useradd", "--uid", "1000", "--password", "*", "user")
-"""The password `*` matches none, but is not locked: sshd refuses users with a locked password."""
+"""`*` matches no password, but does not lock the account: sshd refuses locked accounts."""
 _PAUSE: Final = '["/bin/sh", "-c", "trap \'exit 0\' TERM; sleep infinity & wait"]'
 
 

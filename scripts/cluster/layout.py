@@ -35,4 +35,4 @@ ETCD: Final = "http://127.0.0.1:2379"
 
 
 class Refused(Exception):
-    """The cluster cannot run here; the text says what is missing."""
+    """The cluster cannot run here; the message gives the reason."""

@@ -53,7 +53,7 @@ echo 1 > /proc/sys/net/ipv4/ip_forward
 """
 _INOTIFY: Final = Path("/proc/sys/fs/inotify/max_user_instances")
 _INOTIFY_MIN: Final = 512
-"""The number that the documentation of kind also recommends; the default of Linux is 128."""
+"""The value that kind's documentation recommends; the default of Linux is 128."""
 _END_S: Final = 20.0
 _RESTARTING: Final = ("sh", "-c", 'until "$@"; do sleep 1; done', "sh")
 _TRIAL: Final = """
@@ -108,13 +108,13 @@ def create() -> None:
     for folder in (layout.LOGS, layout.KUBELET, layout.STATE / "volumes"):
         folder.mkdir(parents=True, exist_ok=True)
     (layout.STATE / "hosts").write_text(f"127.0.0.1 localhost\n{layout.NODE_IP} {layout.NODE}\n")
-    # there are no other networks, so that a missing image fails at once
+    # no nameserver answers, so that pulling a missing image fails at once
     (layout.STATE / "resolv.conf").write_text("nameserver 127.0.0.1\n")
     for folder in _cgroups():
         folder.mkdir(exist_ok=True)
         _inherit_cpuset(folder)
     if int(_INOTIFY.read_text()) < _INOTIFY_MIN:
-        # all programs of a user share them, and a kubelet that gets none ends
+        # all processes of a user share them, and a kubelet that cannot create one exits
         (layout.STATE / "inotify").write_text(_INOTIFY.read_text())
         _INOTIFY.write_text(str(_INOTIFY_MIN))
     kinds = (
@@ -286,7 +286,7 @@ def _only_child(pid: int) -> int:
         for other in _processes():
             with contextlib.suppress(OSError, ValueError):
                 parent = int(Path(f"/proc/{other}/stat").read_text().rpartition(")")[2].split()[1])
-                # before that, it is still a copy of unshare without the mounts
+                # until it executes Python, it is a copy of unshare without the mounts
                 if parent == pid and _link(other, "exe") == str(Path(sys.executable).resolve()):
                     return other
         time.sleep(0.02)

@@ -19,7 +19,7 @@ IMAGES: Final[Mapping[str, str]] = MappingProxyType(
         "sample-device-plugin": "registry.k8s.io/e2e-test-images/sample-device-plugin:1.37.2",
     }
 )
-"""The name of the image of each module of TOOLS."""
+"""The image that is built from each module of TOOLS."""
 GENERIC: Final = "generic-device-plugin"
 GENERIC_IMAGE: Final = "docker.io/squat/generic-device-plugin:latest"
 

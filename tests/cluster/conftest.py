@@ -1,4 +1,4 @@
-"""The cluster that every test here uses, and a way to show what was measured in it."""
+"""Fixtures: the cluster of all tests here, and a function that prints measurements."""
 
 from collections.abc import Callable, Iterator
 
@@ -9,13 +9,13 @@ from tests.worlds import real_cluster
 
 @pytest.fixture(scope="module")
 def cluster(request: pytest.FixtureRequest) -> Iterator[real_cluster.Cluster]:
-    """Give an empty cluster, and leave it empty."""
+    """Yield a cluster without muster; afterwards, remove muster from it."""
     yield from real_cluster.chosen(request)
 
 
 @pytest.fixture
 def say(capsys: pytest.CaptureFixture[str]) -> Callable[[str], None]:
-    """Give what prints a line although the test passes."""
+    """Return a function that prints a line even if the test passes."""
 
     def shown(text: str) -> None:
         with capsys.disabled():

@@ -1,4 +1,4 @@
-"""The chart, alone and in production: docs/install.md and docs/upgrade.md word for word."""
+"""The chart, by default and in production: docs/install.md and docs/upgrade.md word for word."""
 
 import base64
 import concurrent.futures
@@ -71,7 +71,7 @@ def test_install_a_message_in_slack_upgrade_and_rollback(
     cluster.shell(real_cluster.namespace_step(), folder)
     cluster.shell(workspace.secret(), folder)
     values = real_cluster.block("install.md", "repository: ")
-    # how long a message waits for more by default is seen in test_minimal.py
+    # test_minimal.py uses the default of group_wait_s
     settings: dict[str, object] = {"notifier": {"group_wait_s": 1}}
     file = folder / "values.yaml"
     file.write_text(f"{values}\n{yaml.safe_dump({'settings': settings})}")
@@ -100,7 +100,7 @@ def test_production(empty: tuple[real_cluster.Cluster, Path]) -> None:
     values = yaml.safe_load(real_cluster.block("install.md", "repository: "))
     values |= {"receivers": [], "production": {"enabled": True}}
     (folder / "values.yaml").write_text(yaml.safe_dump(values))
-    # on one node it cannot become ready before it is patched
+    # on one node, NATS cannot become ready before its StatefulSet is patched
     install = real_cluster.block("install.md", "helm install").replace("--wait --timeout 5m", "")
     cluster.shell(install, folder)
     (soft,) = yaml.safe_load(real_cluster.block("install.md", "podAntiAffinity"))["patches"]
@@ -114,7 +114,7 @@ def test_production(empty: tuple[real_cluster.Cluster, Path]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Installed:
-    """The chart in production, with keys that a Job made; `command` has installed it."""
+    """The chart in production, with keys that a Job made; `command` is its installation."""
 
     cluster: real_cluster.Cluster
     folder: Path
@@ -138,18 +138,18 @@ class Installed:
             return self.muster(*words, expect=expect)
 
     def printed(self, *words: str) -> list[dict[str, Any]]:
-        """Return what a command of muster printed as JSON, one object in each line."""
+        """Return the JSON objects that a command of muster prints, one in each line."""
         lines = self.muster(*words, "--json").splitlines()
-        # where there is nothing, the line about rights
+        # without results, a line about rights may be printed
         return [json.loads(line) for line in lines if line.startswith("{")]
 
     def doctor(self, *words: str) -> dict[str, tuple[str, str]]:
-        """Return the findings of `muster doctor`, with which nothing fails."""
+        """Return the findings of `muster doctor`, which must exit with 0, by check."""
         report = json.loads(self.muster("doctor", "--json", *words))
         return {each["check"]: (each["level"], each["text"]) for each in report["findings"]}
 
     def upgrade(self, **values: object) -> None:
-        """Upgrade with other values."""
+        """Upgrade with these additional values."""
         (self.folder / "more.yaml").write_text(yaml.safe_dump(values))
         command = self.command.replace("helm install", "helm upgrade")
         self.cluster.shell(f"{command} -f more.yaml", self.folder)
@@ -280,15 +280,15 @@ def test_a_person_whom_a_proxy_names_silences_an_alert_in_the_console(made: Inst
     page = real_cluster.block("console.md", "    writing:\n")
     values = yaml.safe_load(page.replace("10.0.3.0/24", console_in_cluster.PROXY))
     made.upgrade(**values)
-    # while its pod is new, it is not down but being replaced
+    # while the plugin's pod is new, a stopped plugin counts as being replaced, not as down
     cluster_faults.Muster.of(made.cluster).about("device-plugin").until_healthy()
     ann, matcher = "ann@example.com", f"node={made.cluster.node}"
     fields = {"matchers": matcher, "duration": "2h", "comment": "new disk"}
-    # it matches every alert of a cluster with one node, which must be confirmed
+    # the silence matches every alert of a cluster with one node, so it must be confirmed
     fields["confirmed"] = f"2h {matcher}"
 
     def until_down(holds: Callable[[], bool], what: str) -> None:
-        # the alert fires as long as the plugin is down
+        # keep the plugin down, so that the alert keeps firing
         def is_so() -> bool:
             cluster_faults.end_plugin()
             return holds()
@@ -355,7 +355,7 @@ def _tests(workspace: slack.Slack) -> list[slack.Posted]:
 
 
 def _of_muster(cluster: real_cluster.Cluster) -> set[tuple[str, str, str]]:
-    """Return the kind, namespace and name of what belongs to muster, wherever it is."""
+    """Return the kind, namespace and name of muster's objects in all namespaces."""
     kinds = "clusterroles,clusterrolebindings,validatingadmissionpolicies,deployments,jobs,secrets"
     listed = cluster.get(kinds, "", "--all-namespaces", "-l", real_cluster.PART)["items"]
     return {
@@ -365,7 +365,7 @@ def _of_muster(cluster: real_cluster.Cluster) -> set[tuple[str, str, str]]:
 
 
 def _keys(cluster: real_cluster.Cluster) -> set[tuple[str, str]]:
-    """Return the kind, name and version of what the Job made."""
+    """Return the kind with the name, and the resource version, of each object that the Job made."""
     label = "app.kubernetes.io/name=muster-keys"
     listed = cluster.get("secrets,configmaps", "", "-n", "muster", "-l", label)
     return {
@@ -375,7 +375,7 @@ def _keys(cluster: real_cluster.Cluster) -> set[tuple[str, str]]:
 
 
 def _starts(cluster: real_cluster.Cluster) -> dict[str, set[str]]:
-    """Return the names of the pods of each part."""
+    """Return the names of the pods of each component."""
     parts = ("nats", "health", "labeler", "notifier", "plugin")
     return {
         f"muster-{part}": {pod["metadata"]["name"] for pod in cluster.pods(f"muster-{part}")}

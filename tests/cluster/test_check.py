@@ -1,4 +1,4 @@
-"""`muster check` on objects that a real cluster made: what is no fault is none."""
+"""`muster check` on objects that a real cluster made: it reports no false faults."""
 
 import functools
 import json
@@ -21,7 +21,7 @@ RESOURCES: Final = {LEFT: "0", "nvidia.com/gpu": "0", USED: "1"}
 
 @pytest.fixture(scope="module")
 def checked(cluster: Cluster) -> Iterator[Cluster]:
-    """Give a copy of the kubelet's node with what plugins left, and pods that ask for more."""
+    """Yield the cluster with a copy of its node, resources left by plugins, and three pods."""
     made = cluster.get("node", cluster.node)
     status = {**made["status"], "addresses": [], "images": []}
     for counts in ("capacity", "allocatable"):
@@ -43,7 +43,7 @@ def checked(cluster: Cluster) -> Iterator[Cluster]:
 
 
 def pod(name: str, resource: str) -> dict[str, Any]:
-    """Return a pod that asks for a device, and may be on a node without a kubelet."""
+    """Return a pod that requests a device and tolerates a node without a kubelet."""
     container = {"name": "c", "image": BUSYBOX, "resources": {"limits": {resource: "1"}}}
     return {
         "apiVersion": "v1",
@@ -58,7 +58,7 @@ def pod(name: str, resource: str) -> dict[str, Any]:
 
 
 def decided(cluster: Cluster, name: str) -> bool:
-    """Return whether the scheduler has said where a pod goes, or why it goes nowhere."""
+    """Return whether the scheduler has assigned a pod to a node, or reported why it cannot."""
     conditions = cluster.get("pod", f"muster-test-{name}")["status"].get("conditions", [])
     return any(condition["type"] == "PodScheduled" for condition in conditions)
 

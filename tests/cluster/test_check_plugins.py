@@ -19,7 +19,7 @@ OLD: Final = "2026-01-01T00:00:00Z"
 
 @pytest.fixture(scope="module")
 def checked(cluster: Cluster) -> Iterator[Cluster]:
-    """Give two nodes without a kubelet, on each a plugin's pod, and one pool on both."""
+    """Yield the cluster with two nodes, each with a plugin's pod; one pool name is on both."""
     names = (LOST, HEALTHY)
     try:
         for name in names:
@@ -39,7 +39,7 @@ def checked(cluster: Cluster) -> Iterator[Cluster]:
 
 
 def node(cluster: Cluster, name: str) -> dict[str, Any]:
-    """Return a copy of the kubelet's node, long Ready, with 8 GPUs that the lost one cannot use."""
+    """Return a copy of the node with 8 GPUs, Ready for long; on `LOST`, none is allocatable."""
     status = cluster.get("node", cluster.node)["status"] | {"addresses": [], "images": []}
     for counts, amount in (("capacity", "8"), ("allocatable", "0" if name == LOST else "8")):
         usual = {key: value for key, value in status[counts].items() if "/" not in key}
@@ -50,7 +50,7 @@ def node(cluster: Cluster, name: str) -> dict[str, Any]:
 
 
 def pod(name: str) -> dict[str, Any]:
-    """Return the pod of NVIDIA's plugin, known by its label, on a node."""
+    """Return a pod on a node, with the label by which NVIDIA's plugin is recognized."""
     labels = {"name": "nvidia-device-plugin-ds"}
     return {
         "apiVersion": "v1",
@@ -61,7 +61,7 @@ def pod(name: str) -> dict[str, Any]:
 
 
 def resource_slice(name: str) -> dict[str, Any]:
-    """Return a slice whose pool has the same name on all nodes."""
+    """Return a ResourceSlice whose pool has the same name on all nodes."""
     pool = {"name": "gpus", "generation": 1, "resourceSliceCount": 2}
     spec = {"driver": DRIVER, "nodeName": name, "pool": pool, "devices": [{"name": "gpu-0"}]}
     return {
@@ -73,7 +73,7 @@ def resource_slice(name: str) -> dict[str, Any]:
 
 
 def device_class() -> dict[str, Any]:
-    """Return a class that stands for the plugin's resource."""
+    """Return a DeviceClass for the plugin's extended resource."""
     selector = {"cel": {"expression": f'device.driver == "{DRIVER}"'}}
     return {
         "apiVersion": "resource.k8s.io/v1",
@@ -87,7 +87,7 @@ def test_a_lost_plugin_and_a_double_offer_are_reported(checked: Cluster) -> None
     report = json.loads(checked.muster("check", "plugins", "--json", expect=1))
     ours = (LOST, HEALTHY, DRIVER)
     said = [(each["id"], each["object"]) for each in report["findings"] if each["object"] in ours]
-    # an error where the API server keeps extendedResourceName, else a warning
+    # DRA006 is an error if the API server keeps extendedResourceName, otherwise a warning
     assert sorted(said) == [("DRA006", HEALTHY), ("DRA007", DRIVER), ("PLUG001", LOST)]
     assert report["checked"]["plugins"] >= 2  # ours, and perhaps the cluster's
     (lost,) = [each for each in report["findings"] if each["object"] == LOST]

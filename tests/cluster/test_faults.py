@@ -1,6 +1,6 @@
-"""What breaks on a real node: the verdict names it, and the receivers hear of it.
+"""Faults on a real node: each has the right verdict, and the webhook is notified.
 
-A rollout breaks nothing: the node offers its devices all the time, and nobody is alarmed.
+A rollout is no fault: the node offers its devices all the time, and no alert fires.
 """
 
 import json
@@ -36,7 +36,7 @@ def _healthy_before(muster: Muster) -> None:
 
 
 def alerts(muster: Muster, since: float) -> list[dict[str, Any]]:
-    """Return what the webhook was notified of since this time."""
+    """Return the alerts of which the webhook was notified since a monotonic time."""
     return [each.alert for each in muster.webhook.taken if each.at >= since]
 
 
@@ -50,7 +50,7 @@ def test_a_rollout_leaves_no_gap_and_raises_no_alert(muster: Muster) -> None:
         )
         gone = before["metadata"]["name"]
         muster.cluster.good("-n", "muster", "wait", "--for=delete", f"pod/{gone}", "--timeout=60s")
-        # the node's status of the time after it
+        # statuses of the node that were written after the end of the old pod
         written = len(offered.seen)
         until(lambda: len(offered.seen) > written + 2, "the kubelet has written the node's status")
     assert offered.amounts == {"20"}
@@ -167,12 +167,12 @@ def test_after_an_outage_of_the_api_everything_is_read_again_within_ten_seconds(
 ) -> None:
     with cluster_faults.without_api(muster.cluster):
         muster.until_unread({"nodes"}, within_s=10.0)
-        # longer than the first pauses between attempts, which double
+        # longer than the first delays between attempts, which double
         time.sleep(20.0)
     muster.until_unread((), within_s=10.0)
 
 
-# late: the controllers are slow for half a minute after it
+# near the end, because the controllers are slow for half a minute after it
 def test_a_hung_api_is_noticed_within_thirty_seconds_and_its_return_within_ten(
     muster: Muster,
 ) -> None:
@@ -182,7 +182,7 @@ def test_a_hung_api_is_noticed_within_thirty_seconds_and_its_return_within_ten(
     muster.until_unread((), within_s=10.0)
 
 
-# the last, because its plugin is held back from recovery for minutes
+# at the end, because flap damping then delays the plugin's recovery by minutes
 def test_a_plugin_that_fails_often_still_has_the_verdict_of_what_is_wrong_now(
     muster: Muster,
 ) -> None:

@@ -1,4 +1,4 @@
-"""docs/fuse.md followed word for word: pods without any right mount FUSE file systems."""
+"""docs/fuse.md followed word for word: unprivileged pods mount FUSE file systems."""
 
 import json
 import os
@@ -54,18 +54,18 @@ mount_photos() {
 
 
 SSHFS: Final = "sshfs -o ssh_command='sh -c /usr/lib/openssh/sftp-server' host:$PWD/"
-"""Mounts a directory of the pod itself, without a network."""
+"""The start of a command that mounts a directory of the pod itself, without a network."""
 RESOURCE: Final = "smarter-devices/fuse"
 
 
 class Team:
-    """The namespace of a team: Pod Security at its strictest, the broker allowed."""
+    """A team's namespace at the Pod Security level `restricted`; the broker is allowed in it."""
 
     def __init__(self, cluster: real_cluster.Cluster) -> None:
         self.cluster = cluster
 
     def start(self, name: str, script: str, **spec: object) -> None:
-        """Create a pod that runs a script after its server is up, with no right at all."""
+        """Create an unprivileged pod that starts an SSH server and then runs a script."""
         container = {
             "name": "main",
             "image": images.FUSE_PROGRAMS,
@@ -107,32 +107,32 @@ class Team:
         return str(self.cluster.get("pod", name, "-n", TEAM)["status"]["phase"])
 
     def logs(self, name: str) -> str:
-        """Return what a pod has printed."""
+        """Return a pod's output so far."""
         return self.cluster.ask("-n", TEAM, "logs", name)[1]
 
     def ended(self, name: str) -> str:
-        """Wait until a pod has ended; return what it printed."""
+        """Wait until a pod has ended; return its output."""
         until(lambda: self.phase(name) in {"Succeeded", "Failed"}, f"{name} ends")
         return self.logs(name)
 
     def shell(self, name: str, script: str) -> str:
-        """Run a script in a running pod; return what it printed."""
+        """Run a script in a running pod; return its output."""
         return self.cluster.good(
             "-n", TEAM, "exec", name, "--", "bash", "-c", f"cd /data; {{ {script}; }} 2>&1"
         )
 
     def answers(self, name: str) -> bool:
-        """Return whether a program can be run in a pod."""
+        """Return whether `kubectl exec` works in a pod."""
         return self.cluster.ask("-n", TEAM, "exec", name, "--", "true")[0] == 0
 
     def delete(self, name: str, *, within_s: float = 30.0) -> None:
-        """Delete a pod, which must be gone within that time."""
+        """Delete a pod; fail if that takes longer than `within_s`."""
         self.cluster.good(
             "-n", TEAM, "delete", "pod", name, f"--timeout={within_s:g}s", "--ignore-not-found"
         )
 
     def reasons(self, name: str) -> set[str]:
-        """Return the reasons of a pod's events."""
+        """Return reason and message of each event about a pod."""
         listed = self.cluster.get(
             "events", "", "-n", TEAM, "--field-selector", f"involvedObject.name={name}"
         )
@@ -162,14 +162,14 @@ def team(installed: real_cluster.Cluster) -> Iterator[Team]:
 
 
 def mounts_of_the_node() -> list[str]:
-    """Return the FUSE mounts that the node itself sees."""
+    """Return the lines of the FUSE mounts in the kubelet's mount namespace."""
     (kubelet,) = node.processes("kubelet")
     lines = Path(f"/proc/{kubelet}/mountinfo").read_text().splitlines()
     return [line for line in lines if " - fuse" in line and " - fusectl " not in line]
 
 
 def front() -> list[int]:
-    """Return the pid of the broker's process that serves the pods."""
+    """Return the process ids of the broker's front, which serves the pods."""
     pids = subprocess.run(
         ["/usr/bin/pgrep", "-f", "muster_fuse --config"],
         capture_output=True,
@@ -180,7 +180,7 @@ def front() -> list[int]:
 
 
 def broker(cluster: real_cluster.Cluster) -> dict[str, Any]:
-    """Return the broker's ready pod."""
+    """Wait until a pod of the broker is ready; return it."""
 
     def ready() -> dict[str, Any]:
         for pod in cluster.pods(BROKER):
@@ -283,7 +283,7 @@ def test_a_dead_daemon_is_noticed_by_its_users_who_mount_again(team: Team) -> No
     first, _, then = team.shell("dead", f"pkill -KILL sshfs; cat photos/file; {again}").partition(
         "\n"
     )
-    # the daemon may die before it is asked, or while it is
+    # the daemon may die before the request or during it
     errors = ("Transport endpoint is not connected", "Software caused connection abort")
     assert (first in {f"cat: photos/file: {error}" for error in errors}, then) == (True, "seen\n")
     team.delete("dead")

@@ -1,7 +1,7 @@
-"""An autoscaler, an empty node group, and the pods that SkyPilot makes.
+"""An autoscaler adds nodes for SkyPilot's pods only if the webhook replaces their resource.
 
 Karpenter, the scheduler and the webhook are real; the added nodes are simulated
-(tests/worlds/karpenter). That pods mount is the subject of test_fuse.
+(tests/worlds/karpenter). test_fuse tests that such pods mount.
 """
 
 import json
@@ -21,13 +21,13 @@ SKY: Final = "muster-test-sky"
 SMARTER: Final = "smarter-devices/fuse"
 WEBHOOK: Final = "deployment/muster-fuse-webhook"
 ASKS: Final = {"cpu": "1500m", "memory": "1Gi"}
-"""Of a node with two processors: one node has room for one pod."""
+"""A pod's requests: a node with two processors has room for one pod."""
 Tree = dict[str, Any]
 
 
 @pytest.fixture(scope="module")
 def group(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Give a cluster with the webhook, and with Karpenter's group of no nodes."""
+    """Yield a cluster with the webhook, and with Karpenter, whose node group is empty."""
     folder = tmp_path_factory.mktemp("webhook")
     name, _, tag = real_cluster.MUSTER.partition(":")
     parts = {
@@ -48,7 +48,7 @@ def group(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 @pytest.fixture
 def sky(group: Cluster) -> Iterator[Cluster]:
-    """Give the namespace of SkyPilot's pods, in which the broker is allowed."""
+    """Yield the cluster with a namespace for SkyPilot's pods, in which the broker is allowed."""
     gone = ("delete", "namespace", SKY, "--ignore-not-found", "--timeout=60s")
     group.good(*gone)
     metadata = {"name": SKY, "labels": {"fuse.muster.dev/allowed": "true"}}
@@ -85,12 +85,12 @@ def created(cluster: Cluster, name: str) -> Tree:
 
 
 def requests(made: Tree) -> list[Tree]:
-    """Return what a scheduler or an autoscaler counts of each container."""
+    """Return the requests and limits of each container."""
     return [each["resources"] for each in made["spec"]["containers"]]
 
 
 def events(cluster: Cluster, name: str, component: str) -> list[str]:
-    """Return what a component has written about a pod."""
+    """Return reason and message of a component's events about a pod."""
     selector = f"involvedObject.name={name}"
     listed = cluster.get("events", "", "-n", SKY, "--field-selector", selector)["items"]
     return [
@@ -101,7 +101,7 @@ def events(cluster: Cluster, name: str, component: str) -> list[str]:
 
 
 def running_on(cluster: Cluster, name: str) -> str:
-    """Return the node on which a pod runs; empty until it does."""
+    """Return the node on which a pod runs; empty if it does not run."""
     shown = cluster.get("pod", name, "-n", SKY)
     return str(shown["spec"]["nodeName"]) if shown["status"]["phase"] == "Running" else ""
 
@@ -126,7 +126,7 @@ def test_with_it_the_unchanged_pods_add_one_node_after_the_other(
     sky: Cluster, say: Callable[[str], None]
 ) -> None:
     sky.good("annotate", "namespace", SKY, f"fuse.muster.dev/replace={SMARTER}")
-    # the API server reads the certificate's authority with a delay, the webhook the annotation
+    # the API server reads the CA with a delay, and so does the webhook read the annotation
     tried = ("create", "--dry-run=server", "-o", "json", "-f", "-")
     until(
         lambda: SMARTER not in json.dumps(requests(json.loads(sky.good(*tried, given=pod("a"))))),
@@ -143,7 +143,7 @@ def test_with_it_the_unchanged_pods_add_one_node_after_the_other(
 
 
 def runs(cluster: Cluster, name: str, say: Callable[[str], None]) -> str:
-    """Create a pod, which an autoscaler sees without the resource; return the node it runs on."""
+    """Create a pod, from which the webhook removes the resource; return the node it runs on."""
     began = time.monotonic()
     assert requests(created(cluster, name)) == [{"requests": ASKS}]
     node = until(lambda: running_on(cluster, name), f"{name} runs", within_s=90)

@@ -1,4 +1,4 @@
-"""/dev/fuse by annotation and by resource, on a real kubelet with a real container runtime."""
+"""/dev/fuse by annotation (NRI) and by resource (DRA), on a real kubelet and container runtime."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -22,7 +22,7 @@ WAYS: Final = ("fuse-nri", "fuse-dra")
 
 @pytest.fixture(scope="module")
 def apps(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Give a cluster with both components alone, and a namespace that is allowed the device."""
+    """Yield a cluster with only the two components, and a namespace that may use the device."""
     version = json.loads(cluster.good("get", "--raw", "/version"))
     if int(version["minor"]) < SINCE:
         pytest.skip(f"Kubernetes 1.{version['minor']} has no resources of DRA; 1.{SINCE} has")
@@ -86,14 +86,14 @@ def runs(cluster: Cluster, name: str) -> None:
 
 
 def opened(cluster: Cluster, name: str, container: str = "main") -> str:
-    """Return nothing if the container can open the device, else why not."""
+    """Return why a container cannot open the device; empty if it can."""
     command = ("exec", name, "-c", container, "--", "dd", "if=/dev/fuse", "count=0")
     code, output = cluster.ask("-n", APPS, *command)
     return "" if code == 0 else output.splitlines()[0]
 
 
 def moved(cluster: Cluster, way: str, *, here: bool) -> None:
-    """Take a way's pods from the nodes, or put them there again."""
+    """Remove a component's pods from the nodes, or start them again."""
     selector = {"muster.dev/nowhere": None if here else "true"}
     patch = {"spec": {"template": {"spec": {"nodeSelector": selector}}}}
     cluster.good("-n", NAMESPACE, "patch", "daemonset", f"muster-{way}", "-p", json.dumps(patch))

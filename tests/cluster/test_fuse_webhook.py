@@ -1,4 +1,4 @@
-"""The webhook of the FUSE broker, asked by a real API server."""
+"""The webhook of the FUSE broker, called by a real API server."""
 
 import json
 import time
@@ -30,7 +30,7 @@ Tree = dict[str, Any]
 
 @pytest.fixture(scope="module")
 def webhook(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Give a cluster with the component alone: the webhook needs nothing else of muster."""
+    """Yield a cluster with only the webhook, which needs no other part of muster."""
     folder = tmp_path_factory.mktemp("webhook")
     name, _, tag = real_cluster.MUSTER.partition(":")
     parts = {
@@ -54,14 +54,14 @@ def webhook(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Itera
             "annotations": {"fuse.muster.dev/replace": SMARTER},
         },
     }
-    # of a run that was interrupted
+    # left by an interrupted run
     gone = ("delete", "namespace", APPS, "--ignore-not-found", "--timeout=60s")
     cluster.good(*gone)
     cluster.good("create", "-f", "-", given=namespace)
-    # the API server reads the certificate's authority with a delay
+    # the API server reads the CA with a delay
     until(lambda: volumes(tried(cluster, pod(asks=True))), "the API server asks the webhook")
     yield cluster
-    # both namespaces end at the same time
+    # delete both namespaces at the same time
     cluster.good("delete", "namespace", APPS, "--wait=false")
     cluster.rest()
     cluster.good("wait", "namespace", APPS, "--for=delete", "--timeout=60s")
@@ -101,7 +101,7 @@ def skypilot(**more: object) -> Tree:
 
 
 def tried(cluster: Cluster, tree: Tree) -> Tree:
-    """Return what an object would become."""
+    """Return an object as the API server would create it."""
     answer: Tree = json.loads(
         cluster.good("create", "--dry-run=server", "-o", "json", "-f", "-", given=tree)
     )
@@ -113,13 +113,13 @@ def volumes(tree: Tree) -> list[Tree]:
 
 
 def paths(made: Tree) -> set[str]:
-    """Return where a container has mounts, without its service account's."""
+    """Return the paths of a container's mounts, except that of its service account."""
     mounts = {mount["mountPath"] for mount in made["volumeMounts"]}
     return mounts - {"/var/run/secrets/kubernetes.io/serviceaccount"}
 
 
 def workload(kind: str, template: Tree) -> Tree:
-    """Return a Deployment or a Job of these pods."""
+    """Return a Deployment or a Job with this pod spec."""
     labels = {"app": "sky"}
     made: Tree = {"template": {"metadata": {"labels": labels}, "spec": template}}
     if kind == "Deployment":
@@ -169,7 +169,7 @@ def test_pods_of_a_template_lose_the_resource_and_what_restricted_forbids(
             "capabilities": ["SYS_ADMIN"],
         }
     }
-    # no node has the resource, so only a pod without it finds one
+    # no node has the resource, so only a pod without it is scheduled
     until(lambda: pods(webhook)[0]["spec"].get("nodeName"), "the pod is scheduled")
 
 
@@ -215,7 +215,7 @@ def test_while_the_webhook_is_down_pods_are_admitted_unchanged(webhook: Cluster)
         webhook.good("-n", NAMESPACE, "scale", DEPLOYMENT, "--replicas=2")
         webhook.good("-n", NAMESPACE, "rollout", "status", DEPLOYMENT, "--timeout=90s")
         webhook.good("label", "namespace", APPS, "pod-security.kubernetes.io/enforce=restricted")
-    # the certificate is still the one that the API server trusts
+    # the API server still trusts the webhook's certificate
     until(lambda: volumes(tried(webhook, pod(asks=True))), "the API server asks the webhook")
 
 

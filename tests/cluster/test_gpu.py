@@ -1,4 +1,4 @@
-"""docs/install.md followed word for word: the overlay gpu, on the stand-in for NVIDIA's library."""
+"""docs/install.md followed word for word: the overlay gpu, with the stand-in for NVML."""
 
 import shutil
 from collections.abc import Iterator
@@ -17,9 +17,9 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
 GPU: Final = "nvidia.com/gpu"
 FOLDER: Final = layout.STATE / "nvml"
-"""The stand-in, at the same place in the node."""
+"""The directory of the stand-in, at the same path in the node."""
 THERE: Final = "/opt/nvml"
-"""The same in the plugin's container."""
+"""The same directory in the plugin's container."""
 RUNTIME: Final = {
     "apiVersion": "node.k8s.io/v1",
     "kind": "RuntimeClass",
@@ -29,7 +29,7 @@ RUNTIME: Final = {
 
 
 def _mounted(library: Path, state: Path) -> dict[str, Any]:
-    """Return the patch by which the plugin loads the stand-in instead of NVML."""
+    """Return the patch that makes the plugin load the stand-in instead of NVML."""
     container = "/spec/template/spec/containers/0"
     variables = {
         "LD_LIBRARY_PATH": f"{THERE}/{library.parent.relative_to(FOLDER)}",
@@ -96,7 +96,7 @@ def test_the_node_offers_every_gpu_and_loses_one(
     printed = installed.run_pod({GPU: "2"}, "echo $NVIDIA_VISIBLE_DEVICES")
     chosen = printed.strip().split(",")
     assert len(chosen) == 2
-    # NVIDIA's runtime gives the container what the variable names
+    # NVIDIA's container runtime adds the GPUs that the variable names
     assert {*chosen} <= {gpu.uuid for gpu in scenes.h100x8().gpus}
     made, _ = gpus
     made.xid(0, 79)

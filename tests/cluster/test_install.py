@@ -1,4 +1,4 @@
-"""The minimal overlay on a real API server: it takes the objects, and holds the rights."""
+"""The minimal overlay on a real API server, which accepts the objects and enforces the rights."""
 
 import json
 import shutil
@@ -28,11 +28,11 @@ MONITORING: Final = ("podmonitors", "prometheusrules")
 def installed(cluster: Cluster) -> Iterator[Cluster]:
     before = cluster.snapshot()
     cluster.good("apply", "-k", str(OVERLAY))
-    # the API says who owns the fields of an object only if it was created with some
+    # an object that is created without fields has no managedFields
     metadata = {"name": NODE, "labels": {"example.com/rack": "7"}}
     node = {"apiVersion": "v1", "kind": "Node", "metadata": metadata, "spec": {}}
     cluster.good("create", "-f", "-", given=node)
-    # kubectl reads what it patches; without this right the policy would not be asked at all
+    # kubectl first reads the object; without this right the policy would never be evaluated
     rights = ("--verb=get", "--resource=nodes/status")
     cluster.good("create", "clusterrole", READS_STATUS, *rights)
     account = "--serviceaccount=muster:muster-labeler"
@@ -48,7 +48,7 @@ def installed(cluster: Cluster) -> Iterator[Cluster]:
 
 
 def _patch(cluster: Cluster, patch: object, *more: str) -> tuple[int, str]:
-    """Try to patch the node as the labeler."""
+    """Try to patch the node as the labeler; return exit code and output."""
     # a strategic merge adds to a list of conditions; a JSON merge would replace the kubelet's
     words = ("patch", "node", NODE, "--type=strategic", "--as", LABELER, "-p", json.dumps(patch))
     return cluster.ask(*words, "--field-manager=muster-labeler", *more)
@@ -78,7 +78,7 @@ def test_the_labeler_writes_labels_of_accelerators_and_nothing_else(installed: C
     def policy_holds() -> bool:
         if _patch(installed, {"spec": {"unschedulable": True}})[0]:
             return True
-        # what changes nothing is allowed, so it is changed back before the next attempt
+        # a patch without a change is allowed, so this one is reverted before the next attempt
         installed.good("uncordon", NODE)
         return False
 
@@ -128,7 +128,7 @@ def test_the_labeler_creates_objects_of_its_own_names_and_no_others(installed: C
         group = "coordination.k8s.io/v1" if kind == "Lease" else "v1"
         metadata = {"name": name, "namespace": namespace}
         made = {"apiVersion": group, "kind": kind, "metadata": metadata, **more}
-        # the API asks the policy also if nothing is to be stored
+        # the API server evaluates the policy for a dry run, too
         words = ("create", "--dry-run=server", "-f", "-", "--as", LABELER)
         return installed.ask(*words, given=made)
 
@@ -156,7 +156,7 @@ def test_the_labeler_creates_objects_of_its_own_names_and_no_others(installed: C
 
 
 def _definitions() -> list[Path]:
-    """Return the files in which the Prometheus operator defines its kinds."""
+    """Return the files with the CRDs of the Prometheus operator; skip the test without Go."""
     go = shutil.which("go")
     if go is None:
         pytest.skip("Go is missing, which gets the definitions of the Prometheus operator")

@@ -1,4 +1,4 @@
-"""Check, label and the service on a real cluster; see docs/check.md."""
+"""`muster check`, `muster label-gpus` and the labeler on a real cluster; see docs/check.md."""
 
 import asyncio
 import contextlib
@@ -31,40 +31,40 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
 
 
 class Nodes:
-    """The nodes that a test makes in the cluster, and who looks at them."""
+    """Creates a test's nodes in the cluster, and reads their labels and findings."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
         self.api = kube_client.Client(cluster.kubeconfig)
 
     def make(self, name: str, **labels: str) -> str:
-        """Create a node with GPUs, labelled by somebody else."""
+        """Create a node with GPUs and with labels that kubectl owns; return its name."""
         (made,) = self.make_all([name], **labels)
         return made
 
     def make_all(self, names: Sequence[str], **labels: str) -> list[str]:
-        """Create nodes with GPUs, all at once."""
+        """Create several nodes like `make`; return their names."""
         made = [clusters.node(f"{PREFIX}{name}", labels=labels) for name in names]
         for each in made:
             del each["spec"]
         listed = {"apiVersion": "v1", "kind": "List", "items": made}
-        # kubectl itself would validate a list, and miss what only a kubelet says
+        # kubectl would validate the list, which lacks fields that only a kubelet sets
         create = ("create", "-f", "-", "--field-manager=kubectl", "--validate=false")
         self.cluster.good(*create, given=listed)
         return [f"{PREFIX}{name}" for name in names]
 
     def labels(self, node: str) -> dict[str, str]:
-        """Return those labels of a node that are no system's."""
+        """Return the labels of a node that name its GPU: SkyPilot's and the cloud's."""
         labels = self.cluster.get("node", node)["metadata"].get("labels", {})
         return {key: value for key, value in labels.items() if key in {KEY, DOKS}}
 
     def findings(self, *words: str, expect: int = 0) -> list[dict[str, Any]]:
-        """Return what `muster check` finds."""
+        """Return the findings of `muster check`."""
         report = json.loads(self.cluster.muster("check", *words, "--json", expect=expect))
         return list(report["findings"])
 
     def account(self, name: str, *rules: Sequence[str], folder: Path) -> Cluster:
-        """Return the cluster as a ServiceAccount sees it that has these rights: verbs, resource."""
+        """Return the cluster as seen by a new ServiceAccount; a rule is verbs, then a resource."""
         cluster, role = self.cluster, f"muster-test-{name}"
         cluster.good("create", "serviceaccount", name, "-n", NAMESPACE)
         listed = [
@@ -169,7 +169,7 @@ def test_the_admission_policy_lets_the_labeler_do_its_work(nodes: Nodes, tmp_pat
     def policy_holds() -> bool:
         if status({"spec": {"unschedulable": True}}) != 200:
             return True
-        # what changes nothing is allowed, so it is changed back before the next attempt
+        # a patch without a change is allowed, so this one is reverted before the next attempt
         nodes.cluster.good("uncordon", a)
         return False
 
@@ -185,7 +185,7 @@ def test_the_admission_policy_lets_the_labeler_do_its_work(nodes: Nodes, tmp_pat
     ready = {"type": "Ready", "status": "False", "reason": "x", "message": "x"}
     assert status({"status": {"conditions": [ready]}}, "/status") == 422
     assert status({"status": {"capacity": {"nvidia.com/gpu": "99"}}}, "/status") == 422
-    # what a compromised labeler could do to other operators, and to what others own
+    # what a compromised labeler might change for other operators, or in fields of other owners
     for label in (
         *("nvidia.com/gpu.deploy.driver=false", "nvidia.com/mig.config=all-disabled"),
         *("nvidia.com/gpu.workload.config=vm-passthrough", "muster.dev/other=x"),
@@ -246,7 +246,7 @@ def test_a_labeler_killed_in_the_middle_of_an_apply_ends_right_after_its_restart
             await labeler.report(name, "NVIDIA L4", 23034)
         await asyncio.to_thread(until, lambda: labelled() == names, "all nodes are labelled")
 
-    # a Lease that lasts shorter, so that the killed holder's is over soon
+    # a short Lease, so that the one of the killed holder expires soon
     asyncio.run(_with_service(nodes, tmp_path, story, writes_per_s=5.0, lasts_s=3))
     shown = nodes.cluster.get("nodes", "", "-l", f"{KEY}=l4", "--show-managed-fields")["items"]
     managers = {
@@ -258,14 +258,14 @@ def test_a_labeler_killed_in_the_middle_of_an_apply_ends_right_after_its_restart
 
 
 class Labeler:
-    """A labeler that runs on this machine, and the bus that reports reach it by."""
+    """A labeler process on this machine, and the bus for reports to it."""
 
     def __init__(self, process: processes.Process, connected: bus.Bus) -> None:
         self.process = process
         self._bus = connected
 
     async def report(self, node: str, product: str, memory_mib: int) -> None:
-        """Publish what a node's agent says of its GPU."""
+        """Publish an inventory of a node with one GPU."""
         gpu = vocabulary.Gpu(uuid="GPU-0", product=product, memory_mib=memory_mib)
         await self._bus.publish(
             vocabulary.InventoryReported(

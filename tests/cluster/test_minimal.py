@@ -116,7 +116,7 @@ def test_a_bundle_has_no_value_of_a_secret(
 ) -> None:
     assert printed
     context, file = cluster.good("config", "current-context").strip(), folder / "muster.tar.gz"
-    # the plugin was killed, so that it need not be well
+    # the test before killed the plugin, so the doctor may report it
     doctor = f"muster doctor --context {context} --bundle {file} || [ $? = 1 ]"
     assert f"wrote {file}" in cluster.shell(doctor, folder)
     content = muster_in_cluster.unpacked(file)

@@ -1,6 +1,7 @@
-"""NVIDIA's own device plugin beside ours, with the same file on the same machine.
+"""NVIDIA's device plugin and ours, with the same configuration file on the same machine.
 
-What both list, advise and give to containers is the same, but for what docs/compatibility.md says.
+Their device lists, preferred allocations and answers to Allocate are equal, except for the intended
+differences in docs/compatibility.md.
 """
 
 import asyncio
@@ -29,7 +30,7 @@ TOO_FEW: Final = "too few devices, unknown ids"
 EQUALLY_GOOD: Final = "equally good sets"
 MIG_ORDER: Final = "MIG devices"
 AT_RANDOM: Final = {ANY_ORDER, EQUALLY_GOOD, MIG_ORDER}
-"""What NVIDIA's plugin leaves to chance may be the same by chance."""
+"""Differences that need not occur, because NVIDIA's plugin leaves the result to chance."""
 NODE_MISSING: Final = "a device node that is missing on the host"
 
 NO_FEATURE: Final = "with CDI, `gds`, `mofed` or `gdrcopy` on a machine that does not have it"
@@ -57,7 +58,7 @@ SEVEN: Final = device_plugins.Machine(scene=CUT.scene.without(0, 2), nodes=NODES
 
 
 class Case(msgspec.Struct, frozen=True, kw_only=True):
-    """A file of NVIDIA's; how many devices each resource has then; and what differs."""
+    """A configuration file, the number of devices of each resource, and the differences."""
 
     name: str
     machine: device_plugins.Machine
@@ -219,7 +220,7 @@ pytestmark = [
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
-    """A question to a plugin: a list, a container's devices, or advice."""
+    """A request to a plugin: for its device list, an allocation, or a preferred allocation."""
 
     resource: str
     ids: tuple[str, ...] = ()
@@ -234,7 +235,7 @@ Answers = dict[Asked, Answer]
 async def answers(
     case: Case, command: tuple[str, ...], *, allocate: bool = True
 ) -> tuple[dict[str, int], Answers]:
-    """Return the resources with the number of their devices, and the answer to each question."""
+    """Return the number of devices of each resource, and the answer to each request."""
     counts: dict[str, int] = {}
     given: Answers = {}
     with tempfile.TemporaryDirectory(prefix="mu-") as root:
@@ -276,14 +277,14 @@ def questions(resource: str, ids: list[str]) -> set[Asked]:
 async def answer(plugin: device_plugins.Plugin, asked: Asked) -> Answer:
     if asked.size:
         advised = await plugin.prefer(asked.resource, asked.ids, asked.must, asked.size)
-        # a kubelet takes it as a set
+        # a kubelet ignores the order
         return "refused" if isinstance(advised, str) else tuple(sorted(advised))
     given = await plugin.allocate(asked.resource, asked.ids)
     return "refused" if isinstance(given, str) else plain(given)
 
 
 def plain(given: dp.ContainerAllocateResponse) -> dict[str, object]:
-    """Return an answer without the name that no other answer has."""
+    """Return an answer to Allocate without the random parts of annotation names."""
     names = {re.sub(r"_[0-9a-f-]{32,36}$", "_ANY", key): v for key, v in given.annotations.items()}
     return {
         "envs": dict(given.envs),
@@ -295,7 +296,7 @@ def plain(given: dp.ContainerAllocateResponse) -> dict[str, object]:
 
 
 def row(asked: Asked, theirs: Answer, ours: Answer) -> str:
-    """Return the row of the page that this difference is an instance of; empty if none is."""
+    """Return the row of the page that describes this difference; empty if none does."""
     if isinstance(theirs, dict) and ours == "refused":
         return NODE_MISSING if theirs["devices"] else ""
     if isinstance(theirs, dict) and isinstance(ours, dict):
@@ -325,12 +326,12 @@ def advice_row(asked: Asked, theirs: Answer, ours: Answer) -> str:
 
 
 def spread(advised: tuple[str, ...]) -> list[int]:
-    """Return how many replicas of each GPU there are, most first."""
+    """Return the number of replicas of each GPU, in descending order."""
     return sorted(Counter(name.partition("::")[0] for name in advised).values(), reverse=True)
 
 
 def ordered(given: dict[str, object], *, once: bool = False) -> dict[str, object]:
-    """Return an answer with its devices in order; with `once` without repeated nodes."""
+    """Return an answer with sorted devices; with `once`, without repeated device nodes."""
     envs, nodes = given["envs"], given["devices"]
     assert isinstance(envs, dict)
     assert isinstance(nodes, list)

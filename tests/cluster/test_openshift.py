@@ -1,4 +1,4 @@
-"""The overlay openshift: a server takes each of its objects, where OpenShift's kind exists."""
+"""The overlay openshift: an API server with OpenShift's kind accepts each of its objects."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -34,7 +34,7 @@ CRD: Final = {
         ],
     },
 }
-"""The kind alone: what OpenShift does with it is not tested."""
+"""OpenShift's kind without its behaviour, which is not tested."""
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
-"""docs/install.md followed word for word: production, with keys, gate, TLS and three servers.
+"""docs/install.md followed word for word: production, with keys, gate, TLS and three NATS servers.
 
-Then attacks on it from inside the plugin's own pod, with its own token.
+Then it is attacked from inside the plugin's own pod, with the plugin's own token.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
 ATTACK_S: Final = 15.0
 VERDICT_S: Final = 10.0
-"""On a machine that also runs the cluster and the attack; 2 s is usual."""
+"""The limit on a machine that also runs the cluster and the attack; 2 s is usual."""
 RECOVERED_S: Final = 60.0
 CONNECTS = """
 import asyncio, ssl, sys, nats
@@ -57,9 +57,8 @@ def test_three_servers_are_one_cluster(installed: real_cluster.Cluster) -> None:
     for server in servers:
         answer = json.loads(installed.fetch(server, "/jsz?streams=1&accounts=1&config=1", 8222))
         assert answer["meta_cluster"]["cluster_size"] == 3
-    streams = [s for a in answer["account_details"] for s in a.get("stream_detail", [])]
-    assert streams
-    assert {stream["config"]["num_replicas"] for stream in streams} == {3}
+        streams = [s for a in answer["account_details"] for s in a.get("stream_detail", [])]
+        assert {stream["config"]["num_replicas"] for stream in streams} == {3}
 
 
 def test_the_plugin_came_in_by_its_projected_token(installed: real_cluster.Cluster) -> None:

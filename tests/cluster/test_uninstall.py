@@ -1,7 +1,7 @@
-"""What a cluster without a default StorageClass does, and an uninstall: the documented commands.
+"""The documented commands: installing without a default StorageClass, and uninstalling.
 
-The documented steps fail, and say what is missing; with the class everything starts by itself.
-After docs/upgrade.md, Uninstall, the cluster is as it was before, its nodes too.
+Without the class, the steps fail and report what is missing; with it, everything starts by itself.
+After docs/upgrade.md, Uninstall, the cluster and its nodes are as they were before.
 """
 
 import json
@@ -30,7 +30,7 @@ SETTINGS: Final = {
     },
     "labeler": {"mode": "apply", "condition": True, "simulated": True},
 }
-"""A labeler that writes all it can on the node: labels, annotation and condition."""
+"""Settings with which the labeler writes labels, annotation and condition on the node."""
 
 
 @pytest.fixture(scope="module")
@@ -42,20 +42,20 @@ def before(cluster: real_cluster.Cluster) -> dict[str, Any]:
 def folder(
     cluster: real_cluster.Cluster, before: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Path]:
-    """Give a user's folder before the first `kubectl apply`."""
+    """Yield a user's folder that is ready for the first `kubectl apply`."""
     assert before["objects"]
     made = tmp_path_factory.mktemp("uninstall")
     cluster.prepare(made, settings=SETTINGS)
     cluster.shell(real_cluster.passwords(), made)
     yield made
     cluster.rest()
-    # a node that had GPUs, be they simulated, would disturb other tests
+    # a node that had GPUs, even simulated ones, would disturb other tests
     cluster.renew_node()
 
 
 @pytest.fixture(scope="module")
 def without_class(cluster: real_cluster.Cluster, folder: Path) -> tuple[str, str, str]:
-    """Carry out the steps without a default class; return what they and the diagnoses print."""
+    """Run the steps without a default class; return their output and that of both diagnoses."""
     steps = real_cluster.block("install.md", "kubectl apply -k my-muster")
     with cluster.no_default_storage():
         printed = cluster.shell(steps.replace("--timeout=180s", "--timeout=5s"), folder, expect=1)

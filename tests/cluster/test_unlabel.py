@@ -1,7 +1,8 @@
-"""`muster unlabel-gpus --objects` takes our condition from a node, and nothing of the kubelet's.
+"""`muster unlabel-gpus --objects` removes our condition from a node, and nothing of the kubelet's.
 
-Server-side apply gives up what its manager owned, and takes along what nobody owns: a kubelet owns
-of a node's status only what it has changed since it registered the node.
+When server-side apply removes the fields of a manager, it may also remove fields beside them that
+have no owner. A kubelet owns only those fields of a node's status that it has changed since it
+registered the node.
 """
 
 import datetime as dt
@@ -23,7 +24,7 @@ COPY: Final = "muster-test-registered"
 
 @pytest.fixture(params=["node", "registered"])
 def node(request: pytest.FixtureRequest, cluster: Cluster) -> Iterator[str]:
-    """Give the kubelet's node, and a copy of it as it is before the first update of its status."""
+    """Yield the name of the kubelet's node, or of a copy as before its first status update."""
     if request.param == "node":
         yield cluster.node
         return
@@ -38,7 +39,7 @@ def node(request: pytest.FixtureRequest, cluster: Cluster) -> Iterator[str]:
 
 
 def kubelets(cluster: Cluster, node: str) -> dict[str, Any]:
-    """Return what the kubelet says of a node, without the time of its last word."""
+    """Return a node's capacity and its conditions, without ours and without heartbeat times."""
     status = cluster.get("node", node)["status"]
     conditions = [
         {key: value for key, value in condition.items() if key != "lastHeartbeatTime"}

@@ -1,6 +1,6 @@
-"""docs/upgrade.md followed word for word, from the version before to this one and back.
+"""docs/upgrade.md followed word for word, from the previous version to this one and back.
 
-Meanwhile one pod holds a device, and others come, get one and go.
+Meanwhile one pod holds a device, and short-lived pods get one, one after the other.
 """
 
 import base64
@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 FUSE: Final = "smarter-devices/fuse"
 OFFERED: Final = 20
 FEWER_MAX_S: Final = 30.0
-"""As a rule it is 0: the new pod takes over before the old one ends."""
+"""The limit; usually it is 0 s, because the new pod takes over before the old one ends."""
 OPENS_IT: Final = "while true <>/dev/fuse; do sleep 1; done"
 CHECKPOINT: Final = layout.KUBELET / "device-plugins/kubelet_internal_checkpoint"
 
@@ -52,7 +52,7 @@ def _pod(name: str, script: str) -> dict[str, Any]:
 def folder(
     cluster: real_cluster.Cluster, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Path]:
-    """Install the version before, and a pod that holds a device; give the user's folder."""
+    """Install the previous version, and a pod that holds a device; yield the user's folder."""
     if Path(cluster.kubeconfig) != layout.KUBECONFIG:
         pytest.skip("only the cluster of make cluster can be given a second image")
     folder = tmp_path_factory.mktemp("upgrade")
@@ -74,7 +74,7 @@ def folder(
 
 
 def _choose(folder: Path, tree: Path, image: str) -> None:
-    """Let the user's folder lead to a version's manifests and image."""
+    """Make the user's folder refer to a version's manifests and image."""
     (folder / "muster").unlink()
     (folder / "muster").symlink_to(tree)
     file = folder / "my-muster/kustomization.yaml"
@@ -86,7 +86,7 @@ def _choose(folder: Path, tree: Path, image: str) -> None:
 
 @contextlib.contextmanager
 def _traffic(cluster: real_cluster.Cluster) -> Iterator[list[str]]:
-    """Run pods with a device, one after the other, until the block ends; give how they ended."""
+    """Run pods with a device, one after the other, until the block ends; yield how they ended."""
     ended: list[str] = []
     over = threading.Event()
 
@@ -112,7 +112,7 @@ def _traffic(cluster: real_cluster.Cluster) -> Iterator[list[str]]:
 
 
 def _held(cluster: real_cluster.Cluster) -> dict[str, Any]:
-    """Return what the kubelet has given the pod that holds a device, and when that started."""
+    """Return the uid of the pod that holds a device, its devices, and its container's state."""
     pod = cluster.get("pod", "holder")
     entries = json.loads(CHECKPOINT.read_text())["Data"]["PodDeviceEntries"] or []
     uid = pod["metadata"]["uid"]
@@ -130,7 +130,7 @@ def _images(cluster: real_cluster.Cluster) -> set[str]:
 
 
 def _alerts(cluster: real_cluster.Cluster, since: datetime) -> tuple[list[str], int]:
-    """Return the alerts on the bus since then, and how many events there were."""
+    """Return the types of the alert events since a time, and the number of all events."""
     # as administrator: readers of this version cannot read from the previous one
     secret = cluster.get("secret", "muster-nats-admin", "-n", "muster")
     password = base64.b64decode(secret["data"]["password"]).decode()
@@ -147,7 +147,7 @@ def _of_page(phrase: str) -> str:
 
 
 def _carry_out(cluster: real_cluster.Cluster, folder: Path, commands: str) -> str:
-    """Carry out commands under load; return what happened in words."""
+    """Run commands while pods use devices; return a summary of the effects."""
     began = time.monotonic()
     cluster_faults.Muster.of(cluster).until_healthy()
     since, held = datetime.now(UTC), _held(cluster)
@@ -156,7 +156,7 @@ def _carry_out(cluster: real_cluster.Cluster, folder: Path, commands: str) -> st
         cluster.shell(commands, folder)
         until(lambda: cluster.allocatable(FUSE) == str(OFFERED), "all devices are offered")
         cluster_faults.Muster.of(cluster).until_healthy()
-        # one more pod, all of it in the version that runs now
+        # wait for one more pod that starts and ends with the version that runs now
         pods = len(ended)
         until(lambda: len(ended) > pods + 1, "a pod has come and gone")
         fewer_s = offered.fewer_s(OFFERED)

@@ -1,7 +1,7 @@
-"""The overlay `watch` beside device plugins and a DRA driver of others, on a real kubelet.
+"""The overlay `watch` with third-party device plugins and a DRA driver, on a real kubelet.
 
-What is done to them has the right verdict, evidence, and resolution, and they notice nothing of
-being watched. generic-device-plugin takes part where it is in the PATH.
+Each fault has the right verdict and evidence and is resolved, and watching does not affect the
+plugins. generic-device-plugin is included if it is in the PATH.
 """
 
 import base64
@@ -30,16 +30,16 @@ ALL: Final = (peers.NVIDIA, peers.INTEL, peers.SAMPLE, peers.GENERIC)
 AGENT: Final = "device-plugin"
 UNDISTURBED_S: Final = 60.0
 SETTLED_S: Final = 40.0
-"""Longer than a restarted kubelet, and the slowest finding, are waited for."""
+"""Longer than health waits for a restarted kubelet, and for the slowest finding."""
 RESOLVED_S: Final = 200.0
 RARELY_FLAPPING: Final = {"flap_window_s": 30.0}
-"""Damping would hold back plugins that fail as often as here."""
+"""Otherwise flap damping would delay the recovery of plugins that fail as often as here."""
 
 _LAMPS: Final = {"name": "lamps", "labels": ["app=lamps"], "drivers": [dra_driver.NAME]}
 READS: Final = {"reads_plugins": True, "known": [_LAMPS]}
-"""Health reads every minute what the API shows of the driver, and wants to see it twice."""
+"""Health also reads the driver's objects from the API, every minute; two readings must agree."""
 SHOWN_BY_API_S: Final = plugin_facts.NEW_NODE_S + 240.0
-"""A node that has just become Ready is not judged."""
+"""The limit for a verdict from the API: nodes that became Ready recently are not evaluated."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class World:
     lamps: dra_pods.Lamps
 
     def plugin(self, peer: peers.Peer) -> peers.Plugin:
-        """Return a peer, if it runs here."""
+        """Return a peer's plugin; skip the test if it does not run here."""
         if peer.name not in self.plugins:
             pytest.skip(f"{peer.program} is not in the PATH")
         return self.plugins[peer.name]
@@ -73,7 +73,7 @@ def world(
     present = [each for each in ALL if each is not peers.GENERIC or shutil.which(programs.GENERIC)]
     learned = peers.PLUGINS / "muster"
     with contextlib.ExitStack() as stack:
-        # what an agent has learned of this node outlasts it
+        # what an agent has learned about the node remains there after the agent's end
         shutil.rmtree(learned, ignore_errors=True)
         stack.callback(shutil.rmtree, learned, ignore_errors=True)
         stack.callback(cluster.renew_node)
@@ -103,7 +103,7 @@ def world(
 @pytest.fixture(autouse=True)
 def _healthy_before(world: World) -> None:
     if not world.lamps.slices():
-        # a kubelet that starts removes those of its node
+        # a kubelet that starts removes the slices of its node
         world.lamps.publish()
     for name in (*(each.peer.resource for each in world.plugins.values()), dra_driver.NAME):
         world.about(name).until_healthy(within_s=RESOLVED_S)
@@ -113,9 +113,9 @@ def _healthy_before(world: World) -> None:
 def expected(
     world: World, name: str, verdict: str, rule: str, *, within_s: float
 ) -> Iterator[Callable[[], dict[str, Any]]]:
-    """Expect a fault to be found: begun in the block, which then calls what it was given.
+    """Yield a function that waits for the verdict on a fault, which the block injects and repairs.
 
-    The verdict, and the alert, are resolved after the block.
+    After the block, wait until the plugin is healthy and its alert is resolved.
     """
     view, began = world.about(name), time.monotonic()
 
@@ -162,7 +162,7 @@ def test_every_peer_is_listed_as_watched_with_its_devices(world: World) -> None:
 
 
 def bus_url(cluster: real_cluster.Cluster) -> str:
-    """Return the URL of NATS for those who may only read."""
+    """Return the URL of NATS with the reader's password."""
     secret = cluster.get("secret", "muster-nats-reader", "-n", real_cluster.NAMESPACE)
     password = base64.b64decode(secret["data"]["password"]).decode()
     (server,) = cluster.pods("muster-nats")
@@ -177,7 +177,7 @@ def test_the_peers_notice_nothing_of_being_watched(world: World) -> None:
     infos = world.lamps.events().count("GetInfo")
     time.sleep(UNDISTURBED_S)
     assert [(p.errors(), p.calls(), p.restarts(), p.pid()) for p in plugins] == before
-    # a connection may be under way
+    # a connection may be open at the moment
     assert all(p.descriptors() <= files[i] + 1 for i, p in enumerate(plugins))
     assert world.lamps.events().count("NodePrepareResources") == calls
     assert 1 <= world.lamps.events().count("GetInfo") - infos <= 5
@@ -198,7 +198,7 @@ def test_a_peer_that_is_stopped_is_stuck(world: World, peer: peers.Peer) -> None
     assert "no answer to GetDevicePluginOptions within 4 s" in texts(shown), texts(shown)
 
 
-# the sample plugin does not register when it is back, and so has another verdict by then
+# the sample plugin does not register after a restart, so it would get another verdict
 @pytest.mark.parametrize(
     "peer", [peers.NVIDIA, peers.INTEL, peers.GENERIC], ids=lambda peer: peer.name
 )
@@ -217,7 +217,7 @@ def test_a_peer_cut_from_its_socket_is_deregistered(world: World, peer: peers.Pe
     with expected(world, peer.resource, "DEREGISTERED", rule, within_s=8.0) as seen:
         plugin.remove_socket()
         seen()
-        # the kubelet has its stream still: the node goes on offering
+        # the kubelet still has the stream, so the node still offers the devices
         plugin.until_offered()
         plugin.start_again()
 
@@ -268,7 +268,7 @@ def test_a_peer_that_loses_some_gpus_offers_fewer(world: World) -> None:
 def test_a_peer_whose_hardware_is_pulled_out_is_found(world: World) -> None:
     plugin = world.plugin(peers.GENERIC)
     rule = "watched_not_registered"
-    # after a kubelet's restart it tells a change to the stream of the old one
+    # after a restart of the kubelet, the plugin would send changes to the old kubelet's stream
     plugin.start_again()
     world.about(peers.GENERIC.resource).until_healthy()
     with expected(world, peers.GENERIC.resource, "DEREGISTERED", rule, within_s=25.0) as seen:
@@ -281,11 +281,11 @@ def test_a_peer_whose_hardware_is_pulled_out_is_found(world: World) -> None:
 def test_a_peer_that_ends_itself_as_it_has_no_gpu_is_down(world: World) -> None:
     plugin = world.plugin(peers.INTEL)
     rule = "watched_not_served"
-    # a young pod that has not restarted may be replacing another
+    # a young pod without restarts could be the replacement of another
     plugin.restart()
     real_cluster.until(lambda: plugin.calls() > 0, "the kubelet lists its devices again")
     world.about(peers.INTEL.resource).until_healthy()
-    # it removes its socket before it ends, which is found first, and corrected later
+    # the plugin removes its socket before it ends; that is the first finding, corrected later
     with expected(world, peers.INTEL.resource, "PLUGIN_DOWN", rule, within_s=60.0) as seen:
         world.hardware.intel(0)
         try:
@@ -317,7 +317,7 @@ def lamps_crashing(world: World) -> AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def lamps_unregistered(world: World) -> Iterator[None]:
-    """Remove the socket by which it is registered."""
+    """Remove the driver's registration socket; after the block, delete its pod."""
     world.lamps.registration.unlink()
     try:
         yield
@@ -327,7 +327,7 @@ def lamps_unregistered(world: World) -> Iterator[None]:
 
 @contextlib.contextmanager
 def lamps_uncallable(world: World) -> Iterator[None]:
-    """Remove the socket on which it is called."""
+    """Remove the socket on which the driver is called; after the block, delete its pod."""
     world.lamps.service.unlink()
     try:
         yield

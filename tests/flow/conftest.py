@@ -1,4 +1,4 @@
-"""The browser in which tests of a module open pages."""
+"""Fixtures: a browser for the tests of a module, and a page in it."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator["Browser"]:
-    """Run a Chromium for the tests of a module."""
+    """Run Chromium for the tests of a module; yield it."""
     with console_browser.browser() as browser:
         yield browser
 
 
 @pytest.fixture
 def page(browser: "Browser") -> Iterator["Page"]:
-    """Open a page."""
+    """Open a page; yield it."""
     with console_browser.page(browser) as page:
         yield page

@@ -1,4 +1,4 @@
-"""`muster break` makes each fault in a running `muster up`, and `muster mend` undoes it."""
+"""`muster break` injects each fault into a running `muster up`, and `muster mend` repairs it."""
 
 import json
 import os
@@ -30,7 +30,7 @@ def stack() -> Iterator[Stack]:
 @pytest.mark.parametrize(
     ("fault", "node", "verdict"),
     [
-        # of different nodes, because a plugin that fails again and again recovers later
+        # on different nodes, because a plugin that fails repeatedly recovers later
         ("freeze", "node-a", "STUCK"),
         ("kill", "node-b", "PLUGIN_DOWN"),
         ("stream", "node-c", "DEREGISTERED"),

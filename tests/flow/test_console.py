@@ -1,4 +1,4 @@
-"""The console in a real Chromium: faults appear and resolve, with keys alone, back and forward."""
+"""The console in a real Chromium: live faults, filters, history, keyboard, lost connections."""
 
 import contextlib
 import json
@@ -33,7 +33,7 @@ def shown() -> Iterator[Shown]:
 
 @pytest.fixture
 def fault(shown: Shown) -> Iterator[str]:
-    """Break a node until the test ends."""
+    """Break a node until the test ends; yield its name."""
     shown.break_node("gpu-l4-003")
     yield "gpu-l4-003"
     shown.mend_node("gpu-l4-003")
@@ -59,7 +59,7 @@ def test_a_fault_appears_without_a_reload_leads_to_its_evidence_and_resolves(
     page.wait_for_selector('.cell.critical[data-node="gpu-a100-007"]')
     assert cell.text_content() == "C"
     assert cell.get_attribute("aria-label") == "gpu-a100-007, critical STUCK, 1 alert"
-    # the first click names the node, which shows the evidence
+    # the first problem links to the node's page, which shows the evidence
     page.locator("#side .problems a").first.click()
     page.get_by_text("none for 12.4 s, 12.4 intervals").first.wait_for()
     assert page.get_by_role("heading", level=1).text_content() == "gpu-a100-007"
@@ -235,6 +235,7 @@ def test_a_gpu_that_fails_on_the_stand_in_appears_and_resolves(page: "Page") -> 
         [*command, "--gpus", "2"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as up:
         assert up.stdout is not None
+        reading = threading.Thread(target=up.stdout.read)
         try:
             addresses = {}
             for line in up.stdout:
@@ -243,7 +244,6 @@ def test_a_gpu_that_fails_on_the_stand_in_appears_and_resolves(page: "Page") -> 
                 if name == "settings, logs":
                     break
             assert next(name for name in addresses if "starting" not in name) == "console"
-            reading = threading.Thread(target=up.stdout.read)
             reading.start()
             page.goto(addresses["console"].split()[0])
             page.wait_for_selector('.cell.ok[data-node="node-a"]')
@@ -268,4 +268,5 @@ def test_a_gpu_that_fails_on_the_stand_in_appears_and_resolves(page: "Page") -> 
         finally:
             up.send_signal(signal.SIGINT)
             up.wait(60)
-            reading.join()
+            if reading.is_alive():
+                reading.join()

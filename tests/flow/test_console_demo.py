@@ -1,4 +1,4 @@
-"""`muster break` and `muster mend` as the console shows them, in a real Chromium."""
+"""The effects of `muster break` and `muster mend` in the console, in a real Chromium."""
 
 import os
 import re
@@ -52,9 +52,9 @@ def shows(page: "Page", **labels: str) -> None:
 
 
 def play(stack: Stack, page: "Page", faults: dict[str, tuple[str, str, str]]) -> None:
-    """Break nodes; each shows its verdict and why; mend them; each alert is resolved.
+    """Break nodes, wait for verdicts and evidence, mend the nodes, wait for the resolved alerts.
 
-    `faults` has by node the fault, what the fleet shows, and what the node's page shows.
+    `faults` maps a node to its fault, the label in the fleet, and a text on the node's page.
     """
     for node, (fault, _, _) in faults.items():
         stack.do("break", fault, node)

@@ -1,4 +1,4 @@
-"""Every page of the console in a real Chromium: for attackers, for keys alone, for all readers."""
+"""Every page of the console in a real Chromium: hostile texts, keyboard use, accessibility."""
 
 import functools
 import importlib.util
@@ -80,7 +80,7 @@ def shown() -> Iterator[Shown]:
 
 
 def opened(page: "Page", shown: Shown, path: str) -> None:
-    """Open a page, with everything on it that can be opened."""
+    """Open a page and the first two details on it; wait until nothing is being read."""
     page.goto(f"{shown.address}/{path}")
     if page.locator("#grid").count():
         ready(page)
@@ -95,7 +95,7 @@ def hostile_paths() -> Iterator[str]:
     first, *others = (urllib.parse.quote(attack, safe="") for attack in worded_fleet.ATTACKS)
     names = ("level", "by", "part", "range", "device", "at")
     query = "&".join(f"{name}={other}" for name, other in zip(names, others, strict=False))
-    # what is searched for occurs everywhere
+    # the searched text occurs everywhere
     yield from (f"{path}?q={first}&{query}" for path in ("", "alerts", "plots", f"node/{NODE}"))
     yield from (
         "events",
@@ -130,13 +130,13 @@ def test_texts_of_others_change_nothing_but_what_they_show(browser: "Browser") -
             problems += [link for link in seen["links"] if leaves(link)]
             problems += [text[:300] for text in seen["texts"] if MISLEADING.search(text)]
             problems += [path] if page.title() == "taken" else []
-            # a template is shown as it is written
+            # a template expression is shown literally
             assert any(worded_fleet.ATTACKS[6] in text for text in seen["texts"])
     assert problems == []
 
 
 def unreachable(page: "Page", key: str) -> list[str]:
-    """Press a key until every control had the focus; return what is wrong with that."""
+    """Press a key once for each control; return the problems of the focus: order, visibility."""
     count = page.evaluate(f"({CONTROLS})().length")
     order, problems = [], []
     for _ in range(count):
@@ -150,9 +150,9 @@ def unreachable(page: "Page", key: str) -> list[str]:
 
 
 def barriers(page: "Page", *schemes: str) -> list[str]:
-    """Return what axe finds on the page in these colour schemes, and calls serious or critical."""
+    """Return the serious and critical problems that axe finds in these colour schemes."""
     problems = []
-    # as the debugger does, which the Content-Security-Policy does not concern
+    # evaluated like a debugger's code, to which the Content-Security-Policy does not apply
     page.evaluate(axe())
     for scheme in schemes:
         page.emulate_media(color_scheme="dark" if scheme == "dark" else "light")

@@ -25,14 +25,14 @@ HIDE = """hidden => {
   Object.defineProperty(document, 'hidden', { configurable: true, get: () => hidden });
   document.dispatchEvent(new Event('visibilitychange'));
 }"""
-"""What happens to a tab when another is chosen: a headless browser shows all its tabs."""
+"""Simulates that another tab is selected, because a headless browser shows all its tabs."""
 
 pytestmark = console_browser.NEEDED
 
 
 @pytest.fixture(scope="module")
 def shown() -> Iterator[Shown]:
-    """Show a small fleet, with NATS."""
+    """Run a console of a small fleet, with NATS."""
     nodes = [f"gpu-l4-{number:03d}" for number in range(4)]
     health = console_fleet.Health([console_fleet.plugin(node) for node in nodes])
     with (
@@ -44,7 +44,7 @@ def shown() -> Iterator[Shown]:
 
 @contextlib.contextmanager
 def cable(address: str) -> Iterator[tuple[str, "Cut"]]:
-    """Put a proxy before a console; yield its address, and what cuts its connections."""
+    """Run a proxy for a console; yield its address, and a callable that cuts its connections."""
     loop, is_up = asyncio.new_event_loop(), threading.Event()
     proxy = fleet_parts.Cable(int(address.rpartition(":")[2]))
     end = asyncio.Event()
@@ -69,14 +69,14 @@ def cable(address: str) -> Iterator[tuple[str, "Cut"]]:
 
 
 class Cut:
-    """Cuts the connections through a proxy; new ones can be made."""
+    """Cuts the connections through a proxy, which then accepts new ones."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, proxy: fleet_parts.Cable) -> None:
         self._loop = loop
         self._proxy = proxy
 
     def __call__(self) -> None:
-        """Cut them."""
+        """Cut all connections."""
         self._loop.call_soon_threadsafe(self._proxy.restore)
 
 
@@ -185,7 +185,7 @@ def test_eight_tabs_of_which_one_is_seen_do_not_block_the_browser(
                 hide(tab)
             tab = context.new_page()
             tab.set_default_timeout(console_browser.WAIT_MS)
-            # later tabs begin hidden, as those do that are opened in the background
+            # later tabs start hidden, like tabs that are opened in the background
             if tabs:
                 tab.add_init_script(f"({HIDE})(true)")
             tab.goto(shown.address + path)
@@ -213,7 +213,7 @@ def test_a_selection_delays_the_refresh_only_while_it_lasts(shown: Shown, page: 
     shown.break_node(NODE)
     try:
         page.locator("#alert-count", has_text="1").wait_for()
-        # what is selected stays, but the title is current
+        # the selected text stays, but the title is updated
         until(page, lambda: page.title() == "1 alert · muster")
         assert page.evaluate("String(getSelection())").strip() == "Silences"
         assert page.get_by_text("No alert fires").count() == 1

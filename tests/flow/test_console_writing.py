@@ -1,4 +1,4 @@
-"""Acting in the console, in a real Chromium: silence, expire, send again."""
+"""Actions in the console, in a real Chromium: silence, expire, send again."""
 
 import asyncio
 import contextlib
@@ -31,7 +31,7 @@ pytestmark = [
 
 @contextlib.contextmanager
 def console(directory: Path) -> Iterator[str]:
-    """Run NATS, with one dead letter, and a console in which this user may act, in a thread."""
+    """Run NATS with a dead letter, and a console in which this user may act; yield its address."""
     is_up, loop, address = threading.Event(), asyncio.new_event_loop(), list[str]()
     end = asyncio.Event()
 
@@ -65,7 +65,7 @@ def console(directory: Path) -> Iterator[str]:
 
 @pytest.fixture
 def page() -> Iterator["Page"]:
-    """Open a page; what the Content-Security-Policy refuses fails the test."""
+    """Open a page; fail the test if the Content-Security-Policy refused anything."""
     from playwright.sync_api import sync_playwright  # noqa: PLC0415  # may be missing
 
     options = ["--no-sandbox", "--disable-dev-shm-usage"]

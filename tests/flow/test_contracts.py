@@ -127,7 +127,7 @@ PLANTED = [
 
 
 def lint(tree: Path) -> str:
-    """Return what lint-imports says about the contracts of a tree."""
+    """Return the output of lint-imports for a tree."""
     roots = [tree, *(tree / "services" / service for service in SERVICES)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, roots))}
     command = [str(Path(sys.executable).with_name("lint-imports")), "--no-cache"]
@@ -139,7 +139,7 @@ def lint(tree: Path) -> str:
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """Return a copy of what the contracts look at."""
+    """Return a copy of the packages that the contracts check."""
     for folder in ("muster", "services", "scripts"):
         shutil.copytree(ROOT / folder, tmp_path / folder)
     for empty in ("tests", "bench"):

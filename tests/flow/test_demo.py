@@ -1,4 +1,4 @@
-"""The demo: every fault is detected, notified of and resolved, by the command as users run it."""
+"""`muster demo`, as users run it: every fault is detected, notified and resolved."""
 
 import subprocess
 import sys

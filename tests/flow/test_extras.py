@@ -1,4 +1,4 @@
-"""Each extra, alone in an empty environment, is enough to start its program."""
+"""Each extra, installed alone, is enough to start its program."""
 
 import functools
 import importlib.metadata
@@ -26,7 +26,7 @@ PROGRAMS: Final = {
     "console": "console",
     "cli": "muster",
 }
-"""The function of `muster.commands` that an extra is for."""
+"""The function in `muster.commands` that each extra is for."""
 OF_DEVELOPERS: Final = {"break", "console", "demo", "mend", "up"}
 """The commands that need more than the extra `cli`."""
 NOWHERE: Final = ("--url", "nats://127.0.0.1:1")
@@ -75,7 +75,7 @@ def sites(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 
 def installed(wheel: Path, own: Path, extra: str, site: Path) -> Path:
-    """Return a directory that holds what `pip install muster-k8s[extra]` would bring, as links."""
+    """Return a directory with links to what `pip install muster-k8s[extra]` would install."""
     for name in wheels.closure(wheel, extra) - {"muster-k8s"}:
         distribution = importlib.metadata.distribution(name)
         for top in {file.parts[0] for file in distribution.files or ()} - {"..", "__pycache__"}:
@@ -90,7 +90,7 @@ def installed(wheel: Path, own: Path, extra: str, site: Path) -> Path:
 
 
 def share(link: Path, target: Path) -> None:
-    """Nothing to do where both stand in one directory already."""
+    """Check that the existing link to a namespace package also covers this distribution."""
     assert link.resolve() == target.resolve()
 
 
@@ -152,7 +152,7 @@ def start(
     program: str, site: Path, home: Path, kubelet: str, *options: str
 ) -> subprocess.CompletedProcess[str]:
     environment = {"PATH": os.environ["PATH"], "HOME": str(home), "NODE_NAME": "node-a"}
-    environment |= {  # what has no default
+    environment |= {  # settings without a default
         "MUSTER_PLUGIN__GPUS__RESOURCES": '[{"name": "nvidia.com/gpu", "product": "*"}]',
         "MUSTER_PLUGIN__KUBELET__DIRECTORY": kubelet,
     }

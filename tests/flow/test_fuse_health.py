@@ -1,6 +1,7 @@
-"""A mount that hangs and a daemon that dies in a pod, as health reports them: all of it is real.
+"""Health's alerts about a mount that hangs, and about a FUSE daemon that dies, in a pod.
 
-There is no Kubernetes; the kubelet's half of CSI is the test's.
+Health, the broker, NATS and the mounts are real. There is no Kubernetes: the test calls the
+broker's CSI service like a kubelet.
 """
 
 import asyncio

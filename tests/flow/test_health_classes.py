@@ -1,6 +1,6 @@
-"""The sixteen failure classes of a plugin, all at once on one fleet: each gets its own verdict.
+"""The failure classes of a plugin, all at once in one fleet, and class l, the failure of health.
 
-`tests.worlds.fleet` says what is real, what is a stand-in and what is simulated. Time runs ten
+`tests.worlds.fleet` describes what is real, a stand-in or simulated. Time runs ten
 times as fast as in production (`fleet_parts.FAST`).
 """
 
@@ -21,7 +21,7 @@ from tests.worlds import fault_classes, fleet, fleet_parts
 _TIMEOUT_S = 60.0
 _QUIET_S = 3.0
 _SELF_HEALING = fault_classes.SELF_HEALING[0]
-"""One node for all of these, one after another."""
+"""Its node is used for all self-healing faults, one after the other."""
 
 
 async def play_all(
@@ -34,7 +34,7 @@ async def play_all(
 
 
 def unexplained(outcome: fault_classes.Outcome) -> list[str]:
-    """Return what is wrong, without what a machine too busy for the plugin's checks explains."""
+    """Return the problems, without those of a machine that is too busy for the plugins' checks."""
     explained = re.compile("unexpected (alert )?degraded", re.IGNORECASE)
     if not any("reports_checker_silent" in problem for problem in outcome.problems):
         return outcome.problems
@@ -62,7 +62,7 @@ def test_each_class_of_failure_gets_its_verdict_its_evidence_and_its_end() -> No
 
 
 async def wait_for_tick(url: str) -> None:
-    """Return when health has published a tick from now on."""
+    """Wait for health's next watchdog tick."""
     async with bus.Bus(url, producer="tests/flow", name="test", owner=True) as connected:
         ticks = consumers.follow(connected.link, streams.ALERTS, filters=["muster.sys.>"])
         async with contextlib.aclosing(ticks):  # type: ignore[type-var]
@@ -70,7 +70,7 @@ async def wait_for_tick(url: str) -> None:
 
 
 def test_when_health_itself_dies_the_notifier_reports_it_and_its_return(tmp_path: Path) -> None:
-    """Class l: a real health, a real notifier, a webhook, and nothing else."""
+    """Class l, with a real health service, a real notifier, NATS and a webhook."""
 
     def config(name: str, **sections: object) -> tuple[str, str]:
         file = tmp_path / f"{name}.json"

@@ -1,4 +1,4 @@
-"""Health is killed, stopped and continued, alone and with a second one: no alert is affected.
+"""Health is killed, stopped and continued, with one or two replicas: no alert is affected.
 
 The plugins and their script are `tests.worlds.scripted_health`; NATS and health are real. Leases
 are short, so that a take-over is quick.

@@ -1,8 +1,9 @@
-"""NATS is killed and comes back: everything recovers, no verdict is wrong, no event is lost."""
+"""NATS is killed and restarted: everything recovers, no verdict is wrong, no event is lost."""
 
 import asyncio
 import json
 from datetime import UTC, datetime
+from typing import Any
 
 from muster import vocabulary
 from muster.cli import demo_steps
@@ -37,7 +38,7 @@ async def events_until_healthy(
 async def verdicts_during(
     connected: bus.Bus, since: datetime, *, task: asyncio.Task[None]
 ) -> list[str]:
-    """Return every verdict since a time that is published before a task ends."""
+    """Return the verdicts that were published after `since` and before `task` ends."""
     verdicts: list[str] = []
 
     async def collect() -> None:
@@ -56,7 +57,7 @@ async def verdicts_during(
 
 
 async def receive_heartbeats(connected: bus.Bus, count: int) -> None:
-    """Return when so many heartbeats of every node have arrived from now on."""
+    """Wait until `count` more heartbeats of every node have arrived."""
     counts: dict[str, int] = {}
     enough = asyncio.Event()
 
@@ -70,7 +71,7 @@ async def receive_heartbeats(connected: bus.Bus, count: int) -> None:
 
 
 async def outage() -> tuple[list[str], list[str]]:
-    # a port of its own: another test may take the usual one while our server is away
+    # a separate port: another test may take the usual one while our server is down
     made = stack.Stack(show=lambda _: None, restart=False, nats_port=0)
     async with made as running:
         assert running.nats is not None
@@ -81,22 +82,23 @@ async def outage() -> tuple[list[str], list[str]]:
             script(running, {"device": 0, "xid": 79})
             await asyncio.wait_for(wait_for_lost_gpu(running), 30)
             script(running, {"device": 0, "clear": 79})
-            # longer than a suspicion takes: without the self-check every plugin would get a verdict
+            # longer than a suspicion: without the self-check every plugin would get a verdict
             await asyncio.sleep(4 * stack.HEARTBEAT_S)
             await running.nats.start()
             changes = await events_until_healthy(connected, since)
-            # as long again, for verdicts after the return
+            # watch as long again for verdicts after the restart
             watching = asyncio.create_task(receive_heartbeats(connected, 8))
             return [c.code for c in changes], await verdicts_during(connected, since, task=watching)
 
 
 async def wait_for_lost_gpu(running: stack.Stack) -> None:
-    """Return when the node's kubelet counts one GPU less."""
+    """Wait until the node's kubelet counts one GPU less as allocatable."""
 
-    def fewer(state: dict[str, object]) -> bool:
-        return stack.GPU in json.dumps(state) and '"Unhealthy"' in json.dumps(state)
+    def has_lost(state: dict[str, Any]) -> bool:
+        gpus = state["resources"][stack.GPU]
+        return bool(gpus["allocatable"] == gpus["capacity"] - 1)
 
-    await demo_steps.poll(f"{running.http(f'kubelet-{NODE}')}/state", fewer)
+    await demo_steps.poll(f"{running.http(f'kubelet-{NODE}')}/state", has_lost)
 
 
 def test_an_outage_of_the_bus_leads_to_no_verdict_and_loses_no_event() -> None:
@@ -105,6 +107,6 @@ def test_an_outage_of_the_bus_leads_to_no_verdict_and_loses_no_event() -> None:
             return await outage()
 
     changes, verdicts = asyncio.run(story())
-    # the XID and the lost GPU both begin and end; with the last end it is Healthy
+    # the XID and the lost GPU each begin and end; with the last end the GPU is Healthy
     assert sorted(changes) == ["gpu-lost", "gpu-lost", "xid-79", "xid-79"]
     assert {verdict.split()[1] for verdict in verdicts} <= {Verdict.HEALTHY}

@@ -1,4 +1,4 @@
-"""What is shipped: the wheel, what its extras bring in, and what the plugin's process loads."""
+"""The wheel's files, the dependencies of its extras, and the modules that the plugin loads."""
 
 import importlib.metadata
 import re

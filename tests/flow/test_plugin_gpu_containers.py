@@ -1,4 +1,4 @@
-"""What a container gets on a node with GPUs, from the plugin's settings to the kubelet."""
+"""The plugin's answers to Allocate on a node with GPUs, by its settings."""
 
 import re
 from pathlib import Path
@@ -41,7 +41,7 @@ def fuse_device(directory: Path) -> tuple[Path, dict[str, Any]]:
 
 
 def given(root: str, *gpus: int) -> list[tuple[dict[str, Any], Answer]]:
-    """Return the settings, and how containers then get GPUs (internal/plugin/server.go)."""
+    """Return settings, each with the answer of NVIDIA's plugin (internal/plugin/server.go)."""
     uuids = [UUIDS[n] for n in gpus]
     qualified = [f"{CDI}/gpu={uuid}" for uuid in uuids]
     by_uuid, by_index = {VISIBLE: ",".join(uuids)}, {VISIBLE: ",".join(map(str, gpus))}
@@ -68,7 +68,7 @@ def given(root: str, *gpus: int) -> list[tuple[dict[str, Any], Answer]]:
 
 
 def unnumbered(answer: Answer) -> bytes:
-    """Return an answer byte for byte, but for the part of an annotation that no other has."""
+    """Return an answer's bytes, without the random part of an annotation's name."""
     plain = Answer()
     plain.CopyFrom(answer)
     for key, value in answer.annotations.items():
@@ -94,7 +94,7 @@ def test_every_strategy_gives_byte_for_byte_what_nvidias_plugin_gives_without_a_
                     await plugin.logged("configuration_applied", after=after)
                 (got,) = await here.kubelet.allocate(name="train", resources={GPU: 2})
                 assert got.ids == UUIDS[:2]
-                # a kubelet asks in any order
+                # the kubelet may name the devices in any order
                 assert unnumbered(got.answer) in {unnumbered(device), unnumbered(other)}, response
                 here.kubelet.release(name="train")
             assert here.kubelet.state().resources[GPU].registered == 1

@@ -1,4 +1,4 @@
-"""Faults of a node with GPUs, as its kubelet and the bus see them."""
+"""Faults of GPUs: the device lists at the kubelet, and the events on the bus."""
 
 import asyncio
 import re
@@ -54,7 +54,7 @@ def test_a_gpu_lost_while_running_leaves_alone_makes_nobody_spin_and_returns() -
             )
             waits, mark = here.gpus.counts()["nvmlEventSetWait_v2"], len(here.beats.items)
             await here.beat(lambda _: len(here.beats.items) >= mark + 5)
-            # less than one slice to a heartbeat; without pauses there would be thousands
+            # the listener waits between its calls; without pauses there would be thousands
             assert here.gpus.counts()["nvmlEventSetWait_v2"] - waits < 50
             assert here.bad(GPU) == {UUIDS[5]}
             here.gpus.drop("lost")
@@ -110,7 +110,7 @@ def test_an_xid_takes_all_replicas_of_its_gpu_and_recovers_them_all() -> None:
             here.gpus.write(well)
             await here.unhealthy(GPU)
             await here.event(Changed, health=HEALTHY)
-            # one event for each turn, and not for each replica
+            # one event for each change of the GPU, not for each replica
             assert [(device.code, device.health, device.pods) for device in here.of(Changed)] == [
                 ("recovery-reset", UNHEALTHY, ("default/train",)),
                 ("xid-48", UNHEALTHY, ("default/train",)),
@@ -283,12 +283,12 @@ def test_gpus_that_are_repartitioned_take_their_old_devices_away_and_bring_new_o
             assert {*new} == {divided.mig_uuid(1, 0), divided.mig_uuid(1, 1)}
             assert {*await here.offers(small, healthy=1)} == {scene.mig_uuid(0, 0)}
             await here.event(vocabulary.DeviceRemoved, resource=middle)
-            # a resource that only its devices name ends with the last of them
+            # a resource that exists only because of its devices ends with the last one
             await here.kubelet.until(lambda state: state.resources[middle].is_stopped)
             removed = {e.device_id for e in here.of(vocabulary.DeviceRemoved)}
             assert removed == {*gone, scene.mig_uuid(0, 2)}
             assert here.kubelet.state().resources[small].registered == 1
-            # the other two GPUs were never in doubt
+            # devices that were not repartitioned never changed their health
             left_alone = {scene.mig_uuid(0, 0), scene.gpus[2].uuid}
             assert {e.device_id for e in here.of(Changed)}.isdisjoint(left_alone)
             assert plugin.process.returncode is None
@@ -306,7 +306,7 @@ def test_while_nvml_hangs_the_node_goes_on_and_says_that_nothing_monitors_its_gp
             (got,) = await here.kubelet.allocate(name="train", resources={GPU: 8})
             assert len(got.ids) == 8
             blind = await here.beat(lambda beat: beat.resources[0].unmonitored == 8)
-            # heartbeats went on until the hang was noticed, and what is not known is not bad
+            # heartbeats continued until the hang was noticed; unmonitored GPUs stay Healthy
             assert len(here.beats.items) - mark >= 5
             assert blind.resources[0].healthy == 8
             assert min(blind.checkers["gpu_poll"], blind.checkers["gpu_events"]) > 4
@@ -374,7 +374,7 @@ def test_a_gpu_that_is_bad_at_the_start_is_bad_after_every_start_until_it_is_wel
             for number in (signal.SIGTERM, signal.SIGKILL):
                 async with here.plugin(config) as plugin:
                     added = await plugin.log.first(lambda line: line.get("device") == UUIDS[2])
-                    # it was never reported as Healthy
+                    # the GPU was never reported as Healthy
                     assert (added["event"], added["reason"]) == (
                         "device_added",
                         "the driver requests a reset of the GPU",

@@ -1,4 +1,4 @@
-"""One story for each way in which a kubelet loses a plugin: all are repaired, with a reason."""
+"""Each way in which a kubelet loses a plugin: the plugin registers again and logs the reason."""
 
 import asyncio
 import contextlib
@@ -38,7 +38,7 @@ async def steal_own_socket(world: kubelets.World) -> None:
 
 
 async def replace_kubelet_socket_only(world: kubelets.World) -> None:
-    """Do what a kubelet would that forgets us and leaves our socket: the file alone is new."""
+    """Make kubelet.sock look new, as if a kubelet had restarted without removing our socket."""
     path = world.directory / "device-plugins" / "kubelet.sock"
     path.rename(path.with_name("kept.sock"))
     path.with_name("kept.sock").rename(path)
@@ -55,7 +55,7 @@ LOSSES = [
 
 
 def first_seen(loss: Callable[[kubelets.World], Awaitable[None]]) -> set[str]:
-    """Return what a loss may look like before all of it is there."""
+    """Return the other reasons that the plugin may detect first, during a longer loss."""
     return {"stream_closed", "own_socket_lost"} if loss is restart else set()
 
 
@@ -129,7 +129,7 @@ def test_a_change_without_an_inotify_event_is_detected_all_the_same(kind: kubele
 
 
 class Kubelet:
-    """A small one, which opens a stream only from the second registration on if it `forgets`."""
+    """A minimal kubelet; if it `forgets`, it opens no stream for the first registration."""
 
     def __init__(self, directory: Path, *, forgets: bool = False) -> None:
         self.directory = directory

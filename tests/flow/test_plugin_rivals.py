@@ -1,4 +1,4 @@
-"""Another plugin registers our resource: ours takes it back, but does not fight for ever."""
+"""Another plugin registers our resource: ours takes it back once, and then waits."""
 
 import asyncio
 import contextlib
@@ -22,14 +22,14 @@ WORLDS = [
 
 @contextlib.asynccontextmanager
 async def rival(world: kubelets.World) -> AsyncIterator[device_plugin.DevicePlugin]:
-    """Serve another plugin with two devices."""
+    """Serve another plugin with two devices; yield it."""
     path = world.directory / "device-plugins" / "rival.sock"
     async with device_plugin.DevicePlugin(path, kubelets.FUSE, "x", "y") as plugin:
         yield plugin
 
 
 async def register(world: kubelets.World, plugin: device_plugin.DevicePlugin) -> None:
-    """Register the other plugin, and wait until the kubelet has its list."""
+    """Register the other plugin, and wait until the kubelet has opened its stream."""
     streams = len(plugin.streams)
     path = world.directory / "device-plugins" / "kubelet.sock"
     request = dp.RegisterRequest(
@@ -43,7 +43,7 @@ async def register(world: kubelets.World, plugin: device_plugin.DevicePlugin) ->
 
 
 async def refusal(url: str) -> str:
-    """Return why a probe is refused."""
+    """Return the text of a failed readiness probe."""
 
     def ask() -> str:
         with pytest.raises(urllib.error.HTTPError) as refused:
@@ -67,7 +67,7 @@ def test_a_resource_that_another_plugin_registered_and_left_is_registered_again(
             async with asyncio.timeout(kubelets.BOUND_S):
                 assert (await process.said("deregistered"))["reason"] in {
                     "displaced",
-                    # up to 1.36 the end of the newer stream may be blamed on ours
+                    # up to 1.36, a kubelet may end our stream when the other plugin's ends
                     "stream_closed",
                 }
                 await process.said("registered")
@@ -110,7 +110,7 @@ def test_a_resource_is_taken_back_once_and_then_when_the_other_plugin_has_gone(
 
 @contextlib.asynccontextmanager
 async def rival_again(world: kubelets.World) -> AsyncIterator[device_plugin.DevicePlugin]:
-    """Serve the other plugin on a new socket, as after its restart."""
+    """Serve the other plugin on a new socket, as after its restart; yield it."""
     path = world.directory / "device-plugins" / "rival-2.sock"
     async with device_plugin.DevicePlugin(path, kubelets.FUSE, "x", "y") as plugin:
         yield plugin

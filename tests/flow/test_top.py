@@ -1,4 +1,4 @@
-"""`muster up` and `muster top`, played in a terminal (tmux) at 80x24 and at 200x50."""
+"""`muster up` and `muster top` in a terminal (tmux), at 80x24 and at 200x50."""
 
 import os
 import shutil
@@ -22,16 +22,16 @@ COMMAND: Final = (sys.executable, "-P", "-m", "muster.cli")
 
 
 class Tmux:
-    """A server of its own, with one terminal per window."""
+    """A separate tmux server; each session is a terminal."""
 
     def __init__(self, socket: Path, environment: Mapping[str, str]) -> None:
         self._server = ("-S", str(socket), "-f", os.devnull)
-        # the size of the terminal counts, whatever these say
+        # the terminal's size must take precedence over these variables
         sizes = {"COLUMNS": "70", "LINES": "10"}
         self._environment = {**environment, **sizes, "LC_ALL": "C.UTF-8"}
 
     def open(self, name: str, width: int, height: int, *command: str) -> None:
-        """Run a command in a new terminal; its exit code is shown in the end."""
+        """Run a command in a new terminal, which shows its exit code at the end."""
         size = ("-x", str(width), "-y", str(height))
         program = subprocess.list2cmdline(command)
         self._run("new-session", "-d", *size, "-s", name, f"{program}; echo code=$?; read x")

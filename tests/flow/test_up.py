@@ -1,4 +1,4 @@
-"""`muster up` ends without a trace, whether it is asked to or killed."""
+"""`muster up` leaves nothing behind if it is interrupted, and no process if it is killed."""
 
 import asyncio
 import contextlib
@@ -22,7 +22,7 @@ COMMAND = (sys.executable, "-P", "-m", "muster.cli", "up", "--plain")
 
 
 def children(directory: Path) -> set[int]:
-    """Return the processes whose command line or working files name a stack's directory."""
+    """Return the processes whose command line names a stack's directory."""
     pids = set()
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -46,7 +46,7 @@ async def started(process: asyncio.subprocess.Process) -> Path:
 
 
 async def gone(pids: set[int]) -> None:
-    """Return when none of the processes is there any more."""
+    """Wait until all of these processes have ended."""
     while any(Path(f"/proc/{pid}").exists() for pid in pids):
         await asyncio.sleep(0.02)
 
@@ -56,7 +56,7 @@ async def nothing(_: Path) -> None:
 
 
 async def doctor_is_content(directory: Path) -> None:
-    """Wait until `muster doctor` finds this stack well, and has looked at all of it."""
+    """Wait until `muster doctor` finds no problem; it can check all but pods and images."""
     url, health = (address(directory, service) for service in ("url", "http"))
     while True:
         options = ("doctor", "--json", "--within", "1m", "--url", url, "--health", health)
@@ -72,7 +72,7 @@ async def doctor_is_content(directory: Path) -> None:
 
 
 def address(directory: Path, of: str) -> str:
-    """Return where health listens, or the NATS that it uses."""
+    """Return health's HTTP address, or the URL of its NATS server."""
     if of == "url":
         return str(yaml.safe_load((directory / "health.yaml").read_text())["bus"]["url"])
     listening = next(
@@ -86,7 +86,7 @@ async def story(
     temporary: Path,
     meanwhile: Callable[[Path], Awaitable[None]] = nothing,
 ) -> tuple[int, list[Path]]:
-    """Start, send a signal; return the exit code and the directories that are left."""
+    """Run a stack, send it a signal; return the exit code and the directories that are left."""
     process = await asyncio.create_subprocess_exec(
         *COMMAND, stdout=asyncio.subprocess.PIPE, env=environment(temporary)
     )
@@ -110,13 +110,13 @@ def environment(temporary: Path) -> dict[str, str]:
 
 @pytest.fixture
 def temporary() -> Iterator[Path]:
-    """Give a directory for stacks; its path is short enough for their sockets."""
+    """Yield a directory for stacks; its path is short enough for their sockets."""
     with tempfile.TemporaryDirectory(prefix="up-") as directory:
         yield Path(directory)
 
 
 def free_ports() -> int:
-    """Return the first of twenty ports that are free."""
+    """Return the first of twenty consecutive free ports."""
     while True:
         first = nats.free_port()
         with contextlib.ExitStack() as probes, contextlib.suppress(OSError, OverflowError):
@@ -126,7 +126,7 @@ def free_ports() -> int:
 
 
 async def closed_terminal(temporary: Path) -> str:
-    """Run a small stack on a terminal, and close it; return what was shown."""
+    """Run a small stack in a terminal, and close the terminal; return the output."""
     ours, theirs = pty.openpty()
     size = ("--nodes", "1", "--gpus", "1", "--port", str(free_ports()))
     process = await asyncio.create_subprocess_exec(

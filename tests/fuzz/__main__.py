@@ -1,7 +1,7 @@
-"""Fuzz the parsers of foreign bytes with atheris: `python -m tests.fuzz [TARGET...]`.
+"""Fuzz the parsers of untrusted bytes with atheris: `python -m tests.fuzz [TARGET...]`.
 
-Each target runs in a process of its own, because the first defect ends it. The corpus is that of
-the tree; what is new stays in build/fuzz, and `--keep` adds the shortest of it to the tree.
+Each target runs in its own process, because the first defect ends the process. The corpus is in the
+tree; new inputs are stored in build/fuzz, and `--keep` adds some short ones to the tree.
 """
 
 import argparse
@@ -29,7 +29,7 @@ INSTRUMENTED: Final = (
     *("nats.protocol", "aiosmtplib"),
 )
 RUN_S: Final = 10
-"""One run of a target may take this long; on a quiet machine it takes a thousandth of that."""
+"""The time limit of one run of a target; on an idle machine it takes a thousandth of that."""
 MEMORY_MIB: Final = 1_024
 KEPT_BYTES_MAX: Final = 200
 KEPT_MAX: Final = 12
@@ -38,7 +38,7 @@ _COVERED: Final = re.compile(r"cov: (\d+)")
 
 
 def main() -> int:
-    """Run one target after the other, or all; return 1 if there is any defect."""
+    """Run the given targets, or all, one after the other; return 1 if any has a defect."""
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
     parser.add_argument("targets", nargs="*", help="their names; without any, all")
     parser.add_argument("--seconds", type=int, default=60, help="how long each target runs")
@@ -64,7 +64,7 @@ def import_targets() -> None:
 
 
 def _run(name: str, *, seconds: int, keep: bool) -> int:
-    """Run one target in its own process and print what came out."""
+    """Run one target in its own process, and print the result; return 1 if it has a defect."""
     from tests.fuzz.target import TARGETS, to_line
 
     target, place = TARGETS[name], BUILD / name

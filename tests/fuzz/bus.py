@@ -1,4 +1,4 @@
-"""Fuzz targets: what arrives by NATS: events, heartbeats, advisories, the protocol itself."""
+"""Fuzz targets for data from NATS: events, heartbeats, advisories and the protocol itself."""
 
 import contextlib
 import json
@@ -31,7 +31,7 @@ def _events() -> Iterator[tuple[str, bytes]]:
 
 
 def _sent() -> Iterator[bytes]:
-    """Yield subject and payload on two lines."""
+    """Yield the subject and payload of each event, on two lines."""
     for subject, payload in _events():
         yield f"{subject}\n".encode() + payload
 
@@ -56,7 +56,7 @@ def _inventory(devices: int) -> bytes:
     seeds=_sent, words=(*_WORDS, *(f'"{kind.TYPE}"' for kind in vocabulary.EVENTS)), long=_inventory
 )
 def events(data: bytes) -> None:
-    """An event is refused as malformed, or is written as it was read and is one printable line."""
+    """Check that an event is malformed, or survives a round trip and is one printable line."""
     subject, _, payload = data.partition(b"\n")
     name = subject.decode("utf-8", "replace")
     try:
@@ -91,7 +91,7 @@ def _page(page: vocabulary.InventoryReported) -> bytes:
 
 @target(seeds=_pages, words=('"page":', '"pages":', '"version":', '"devices":', '"gpus":'))
 def inventories(data: bytes) -> None:
-    """Pages in any order are a whole inventory or none, and few wait; a whole is split again."""
+    """Check that pages in any order make a whole inventory or none, and that few pages wait."""
     assembler = assembly.Assembler()
     pages = 0
     for position, line in enumerate(data.split(b"\n"), start=1):
@@ -127,7 +127,7 @@ def _beat_of(resources: int) -> bytes:
 
 @target(seeds=_beats, words=_WORDS, long=_beat_of)
 def heartbeats(data: bytes) -> None:
-    """A heartbeat is refused as malformed, or is written as it was read."""
+    """Check that a heartbeat is malformed, or survives a round trip."""
     try:
         beat = codec.decode_heartbeat(data)
     except codec.MalformedEvent:
@@ -150,10 +150,10 @@ def _many_headers(count: int) -> bytes:
 
 @target(seeds=_headers, words=("NATS/1.0", "\r\n", ": ", " 404 "), long=_many_headers)
 def headers(data: bytes) -> None:
-    """A header block is a dictionary of text, or none; the client goes on in any case."""
+    """Check that a header block becomes a dictionary of strings or None, without an exception."""
     client = compat.TolerantClient()
     client._error_cb = compat.ignore_error
-    # it has nothing to wait for
+    # the coroutine ends at the first step, because it has nothing to wait for
     reading = client._process_headers(data)
     try:
         reading.send(None)
@@ -167,7 +167,7 @@ def headers(data: bytes) -> None:
 
 
 def _story() -> Iterator[bytes]:
-    """Yield a plugin's life: what it sends, one message a line."""
+    """Yield sequences of messages that a plugin sends, one message a line."""
     beats = [*_beats()]
     changes = [payload for subject, payload in _events() if ".plugin." in subject]
     yield b"\n".join((*beats, *changes, *beats))
@@ -177,7 +177,7 @@ def _story() -> Iterator[bytes]:
 
 @target(seeds=_story, words=_WORDS)
 def detection(data: bytes) -> None:
-    """Whatever one plugin sends, health judges on, and what it publishes and stores is bounded."""
+    """Check that no messages of a plugin stop the detector, and that its outputs are bounded."""
     watched = detector.Detector(
         config.Detection(), runbook_url="", at_zero=_ZERO, bounds=_BOUNDS, has_cluster=False
     )
@@ -214,7 +214,7 @@ def _input(line: bytes, position: int) -> signals.Input:
 
 
 def _subject(line: bytes) -> str:
-    """Return the subject that permissions force the sender of this event to use."""
+    """Return the only subject that permissions allow for this event; empty if it is malformed."""
     try:
         tree: Any = json.loads(line)
         data, kind = tree["data"], tree["type"].removeprefix(codec.TYPE_PREFIX)
@@ -261,7 +261,7 @@ def _advisories() -> Iterator[bytes]:
 
 @target(seeds=_advisories, words=('"client":', '"server":', '"kind":', '"Leafnode"', '"user":'))
 def advisories(data: bytes) -> None:
-    """What nats-server reports about connections is unreadable, or names a possible plugin."""
+    """Check that an advisory about a connection is unreadable, or names a valid node."""
     subject, _, payload = data.partition(b"\n")
     try:
         advisory = nats_connections.decode(subject.decode("utf-8", "replace"), payload)
@@ -284,7 +284,7 @@ def _wire() -> Iterator[bytes]:
     long=lambda size: b"MSG muster.heartbeat.a.p 1 5\r\nhello\r\n" * size,
 )
 def protocol(data: bytes) -> None:
-    """The bytes from NATS are split into the same messages wherever a read ends, and none twice."""
+    """Check that bytes are split into the same messages wherever a read ends, and none twice."""
     try:
         messages, others, rest = stream.split_messages(data)
     except nats.errors.ProtocolError:

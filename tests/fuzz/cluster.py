@@ -1,4 +1,4 @@
-"""Fuzz targets: what Kubernetes answers: nodes, pods, leases, the kubelet's two sockets."""
+"""Fuzz targets for data from Kubernetes: nodes, pods, leases, and the kubelet's two sockets."""
 
 import contextlib
 from collections.abc import Iterator
@@ -119,7 +119,7 @@ def _fields(*kinds: type[msgspec.Struct]) -> tuple[str, ...]:
     long=lambda size: compact({"items": [_POD] * size}),
 )
 def kubernetes_objects(data: bytes) -> None:
-    """Any object of the API is unreadable, or becomes what health and the labeler keep of it."""
+    """Check that health and the labeler can read any object of the API, or report it unreadable."""
     answer = api.Answer(what="get", status=500, body=data)
     assert "\n" not in answer.problem
     with contextlib.suppress(*api.UNREADABLE):
@@ -149,7 +149,7 @@ def kubernetes_objects(data: bytes) -> None:
     words=("Ki", "Mi", "Gi", "e", "E", "-", "+", "m", "n"),
 )
 def quantities(data: bytes) -> None:
-    """A quantity of Kubernetes is a number of bounded size, or none."""
+    """Check that any text is read as a Kubernetes quantity of bounded size."""
     text = data.decode("utf-8", "replace")
     count = scheduling.quantity_count(text)
     assert isinstance(count, int)
@@ -167,7 +167,7 @@ def _listings() -> Iterator[bytes]:
 
 @target(seeds=_listings)
 def podresources_answers(data: bytes) -> None:
-    """The kubelet's answers, whatever they list, are compared without an error."""
+    """Check that any answer of the kubelet can be compared with the plugin's devices."""
     pods, allocatable = podres.ListPodResourcesResponse(), podres.AllocatableResourcesResponse()
     try:
         (pods if data[:1] == b"L" else allocatable).ParseFromString(data[1:])
@@ -218,7 +218,7 @@ def _asked() -> Iterator[bytes]:
     ),
 )
 def kubelet_requests(data: bytes) -> None:
-    """Whatever the kubelet asks for is allocated, or refused; a preference always has an answer."""
+    """Check that any Allocate is answered or refused, and any GetPreferredAllocation answered."""
     allocator = _allocator()
     if data[:1] == b"P":
         request = dp.PreferredAllocationRequest()
@@ -254,7 +254,7 @@ def _checkpoints() -> Iterator[bytes]:
 
 @target(seeds=_checkpoints)
 def checkpoints(data: bytes) -> None:
-    """The checkpoint of the kubelet's stand-in is read, or refused in words."""
+    """Check that the kubelet's stand-in reads a checkpoint, or refuses it with a message."""
     directory: Path = in_file(data).parent
     (directory / sockets.CHECKPOINT).write_bytes(data)
     try:

@@ -1,4 +1,4 @@
-"""Fuzz targets: what people write: each service's settings, and the dialects of other programs."""
+"""Fuzz targets for files that people write: settings of services and of other programs."""
 
 import asyncio
 import os
@@ -80,7 +80,7 @@ def _resources(count: int) -> bytes:
     long=_resources,
 )
 def service_settings(data: bytes) -> None:
-    """Settings are refused, each problem on one line, or are written as they were read."""
+    """Check that settings are refused, each problem on one line, or survive a round trip."""
     shape, rest = split(data, {"plugin": plugin_settings.Settings, **_SHAPES})
     if shape is None:
         return
@@ -193,7 +193,7 @@ def _alertmanager(text: bytes) -> None:
     ),
 )
 def dialects(data: bytes) -> None:
-    """Another program's file is refused, each problem on one line, or muster reads the result."""
+    """Check that a file of another program is refused, or its translation is valid for muster."""
     read, rest = split(data, _PEERS)
     if read is None:
         return
@@ -223,7 +223,7 @@ _RUNS_PROGRAMS: Final = (b"exec", b"provider", b"\\", b"ile")
     words=("clusters:", "contexts:", "users:", "current-context:", "server:", "token:", "- ", ": "),
 )
 def kubeconfigs(data: bytes) -> None:
-    """A kubeconfig leads to an API, or is refused in one line."""
+    """Check that a kubeconfig is read, or refused with a message of one line."""
     if any(word in data for word in _RUNS_PROGRAMS):
         return
     try:
@@ -237,7 +237,7 @@ def kubeconfigs(data: bytes) -> None:
     words=("!!timestamp ", "!!int ", "&a", "*a", "- ", ": ", "receivers:", "slack_configs:"),
 )
 def yaml_values(data: bytes) -> None:
-    """A secret inside a YAML file, and reviewed names of products, are read or refused."""
+    """Check that a secret in a YAML file, and a file of product names, are read or refused."""
     file = in_file(data)
     try:
         notifier_files.secret(msgspec.structs.replace(_SECRET, file=os.fspath(file)))

@@ -1,4 +1,4 @@
-"""Fuzz targets: who may connect: tokens, key sets, the callout's requests, keys and credentials."""
+"""Fuzz targets for authentication: tokens, key sets, callout requests, keys and credentials."""
 
 import asyncio
 import json
@@ -60,7 +60,7 @@ _FORMS: Final = {
 
 @target(seeds=_tokens, words=(*_CLAIMS, '"alg":', '"none"', '"kid":', '"crit":', "muster-plugin"))
 def service_account_tokens(data: bytes) -> None:
-    """A token is refused, or names a node, a pod and a bounded time; only a signed one does."""
+    """Check that a token is refused, or is signed and gives a node and a bounded lifetime."""
     form, rest = split(data, _FORMS)
     if form is None:
         return
@@ -111,7 +111,7 @@ def _key_sets() -> Iterator[bytes]:
     long=lambda size: token_issuer.key_set(*[token_issuer.jwk(_KID, "ES256")] * size),
 )
 def key_sets(data: bytes) -> None:
-    """A key set is refused, or its keys can be asked about any signature."""
+    """Check that a key set is refused, or its keys reject a wrong signature without an error."""
     try:
         keys = tokens.public_keys(data)
     except tokens.BadKeys:
@@ -165,7 +165,7 @@ def _from_server(body: bytes) -> bytes:
     seeds=_requests, words=(*_CLAIMS, '"nats":', '"server_id":', '"connect_opts":', '"auth_token":')
 )
 def callout_requests(data: bytes) -> None:
-    """A request to connect gets no answer, or one that the server can verify."""
+    """Check that a request to connect gets no answer, or one of bounded size."""
     form, rest = split(data, {"signed": _from_server, "raw": bytes})
     if form is None:
         return
@@ -204,7 +204,7 @@ def _credentials() -> Iterator[bytes]:
     words=("-----BEGIN NATS USER JWT-----", "------END NATS USER JWT------", "\\x0d\\x0a", ".e30."),
 )
 def credentials(data: bytes) -> None:
-    """A key or credentials are refused without showing them, or are written as they were read."""
+    """Check that keys and credentials are refused with a short message, or survive a round trip."""
     text = data.decode("utf-8", "replace")
     try:
         read = nkeys.read_creds(text)
@@ -252,7 +252,7 @@ def _reports() -> Iterator[bytes]:
     words=('"cid":', '"in_msgs":', '"tags":', '"node:', '"rest_s":'),
 )
 def traffic_reports(data: bytes) -> None:
-    """What servers and other gates say about nodes is left out, or leads to a bounded penalty."""
+    """Check that reports of servers and other gates are ignored, or lead to bounded penalties."""
     rates = config.Rates()
     watch = rate_limiter.RateLimiter(rates)
     monitor = traffic_monitor.TrafficMonitor(watch, rates)

@@ -1,4 +1,4 @@
-"""Changes one value in JSON, so that the input gets past the parser to what is behind it."""
+"""Changes one value in JSON, so that the input is still JSON and reaches later checks."""
 
 import json
 import random

@@ -1,4 +1,4 @@
-"""Fuzz targets: what a node's hardware says: NVML, the kernel's files, names of products, scripts."""
+"""Fuzz targets for data from a node: NVML, kernel files, product names, fault scripts and NRI."""
 
 import contextlib
 import ctypes
@@ -41,9 +41,9 @@ class _Bytes:
 
 
 class _Nvml:
-    """NVML as pynvml presents it, but every call answers with what the input says.
+    """A stand-in for pynvml whose answers come from the input.
 
-    An answer has the type that NVML declares; its value may be any, and any call may fail.
+    An answer has the type that NVML declares, and any value; any call may fail.
     """
 
     NVMLError = pynvml.NVMLError
@@ -80,7 +80,7 @@ def _text(source: _Bytes, *_: Any) -> str:
 
 
 def _filled(kind: Any) -> Callable[..., Any]:
-    """Return a maker of a structure whose bytes are those of the input."""
+    """Return a function that makes a structure from bytes of the input."""
 
     def make(source: _Bytes, *_: Any) -> Any:
         length = source.number()
@@ -144,7 +144,7 @@ def _answers() -> Iterator[bytes]:
 
 @target(seeds=_answers)
 def nvml_answers(data: bytes) -> None:
-    """Whatever NVML answers, the GPUs are listed and polled, or NVML's own error comes out."""
+    """Check that GPUs are listed and polled whatever NVML answers, or raise an error of pynvml."""
     nvml = _Nvml(data)
     files = discovery.KernelFiles(sysfs=Path("/nonexistent"), proc=Path("/nonexistent"))
     with contextlib.suppress(pynvml.NVMLError, UnicodeDecodeError):
@@ -163,7 +163,7 @@ def nvml_answers(data: bytes) -> None:
     long=lambda size: b"gpu0/gi3/access 30\n" * size,
 )
 def kernel_files(data: bytes) -> None:
-    """The kernel's list of MIG capabilities is read line by line; other lines are left out."""
+    """Check that the kernel's list of MIG capabilities is read, and other lines are ignored."""
     for number in decode.capabilities(data.decode("utf-8", "replace")).values():
         assert number >= 0
     decode.sysfs_name(data.decode("utf-8", "replace"))
@@ -178,7 +178,7 @@ def kernel_files(data: bytes) -> None:
     long=lambda size: b'{"device":0,"xid":79}\n' * size,
 )
 def fault_scripts(data: bytes) -> None:
-    """A fault script is read; lines that are none are named."""
+    """Check that a fault script is read, with at most one fault or bad line for each line."""
     script = simulated.parse_script(data, {})
     assert len(script.active) + len(script.bad_lines) <= len(data.splitlines())
 
@@ -199,7 +199,7 @@ _PRODUCTS: Final = (
     words=("NVIDIA ", "Tesla ", "RTX ", "GB", "MIG ", "Ti", "SUPER", "-SXM", "PCIe"),
 )
 def product_names(data: bytes) -> None:
-    """A product's name becomes the value of a label, or none; nothing else."""
+    """Check that a product's name becomes a valid value of a label, or None."""
     text = data.decode("utf-8", "replace")
     for name in (
         accelerators.name(text),
@@ -234,7 +234,7 @@ def _nri_creation() -> bytes:
     long=lambda size: _nri_creation() * size,
 )
 def nri_messages(data: bytes) -> None:
-    """A container runtime's bytes are answered, or end the connection."""
+    """Check that bytes of a container runtime are answered, or end the connection."""
     current = session.Session(["default"])
     with contextlib.suppress(session.Refused):
         answer, observed = current.receive(data)

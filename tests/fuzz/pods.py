@@ -1,4 +1,4 @@
-"""Fuzz targets: what a pod says to the FUSE broker, and what the kernel says about its processes."""
+"""Fuzz targets for requests of pods to the FUSE broker, and for files of processes in /proc."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -25,7 +25,7 @@ def _packets() -> Iterator[bytes]:
 
 @target(seeds=_packets, words=("MFUS",))
 def fuse_packets(data: bytes) -> None:
-    """Read a packet with each number of descriptors; what is accepted has what it needs."""
+    """Check that an accepted packet has exactly the descriptors that its operation needs."""
     for descriptors in range(4):
         with contextlib.suppress(protocol.MalformedPacket):
             request = protocol.parse(data, descriptors=descriptors)
@@ -41,7 +41,7 @@ def _options() -> Iterator[bytes]:
 
 @target(seeds=_options, words=_WORDS, long=lambda parts: b",".join([b"fsname=a\\,b"] * parts))
 def mount_options(data: bytes) -> None:
-    """Read options; what comes out is on the list and printable."""
+    """Check that accepted mount options are on the list of allowed ones, and printable."""
     with contextlib.suppress(options.RefusedOption):
         parameters = options.parse(data, allow_other=True)
         assert set(parameters.flags) <= _FLAGS
@@ -87,7 +87,7 @@ _READERS: Final[dict[str, Callable[[str], object]]] = {
 
 @target(seeds=_texts, words=("kubepods-pod", "/kubepods/pod", "Uid:", "\x0b"), long=_long_text)
 def process_texts(data: bytes) -> None:
-    """Read what /proc says of a process; what is not as the kernel writes it is unclear."""
+    """Check that a file in /proc is read, or rejected as unclear."""
     read, body = split(data, _READERS)
     with contextlib.suppress(caller.Unclear):
         if read:

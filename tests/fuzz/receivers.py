@@ -1,4 +1,4 @@
-"""Fuzz targets: what receivers answer over real sockets: HTTP, Slack's API, a mail relay."""
+"""Fuzz targets for answers of receivers over real sockets: HTTP, Slack's API, a mail relay."""
 
 import asyncio
 import functools
@@ -136,7 +136,7 @@ def _http() -> Iterator[bytes]:
     ),
 )
 def http_answers(data: bytes) -> None:
-    """Whatever an HTTP receiver answers is the result of an attempt, on one short line."""
+    """Check that any answer of an HTTP receiver gives a valid result with one short line."""
     make, answer = split(data, _WAYS)
     if make is None:
         return
@@ -166,7 +166,7 @@ def _replies() -> Iterator[bytes]:
     seeds=_replies, words=("220 ", "250-", "250 ", "354 ", "451 ", "550 ", "421 ", "\\x0d\\x0a")
 )
 def smtp_replies(data: bytes) -> None:
-    """Whatever a mail relay replies is the result of an attempt, on one short line."""
+    """Check that any replies of a mail relay give a valid result with one short line."""
     relay = _relay()
     relay.answer = data
     settings = receiver_settings.Email(
@@ -186,7 +186,7 @@ def smtp_replies(data: bytes) -> None:
     words=("Mon, ", " Jan ", " GMT", " +0000", ":", "99999999999999"),
 )
 def retry_after(data: bytes) -> None:
-    """A receiver may ask for at most an hour of patience, in seconds or as a date."""
+    """Check that a receiver can delay the next attempt by at most an hour."""
     wait, _, date = data.decode("utf-8", "replace").partition("\n")
     for status in (200, 302, 429, 503, 999):
         headers = {"retry-after": wait, "date": date, "location": wait}

@@ -1,8 +1,8 @@
-"""What a fuzz target is: one parser of foreign bytes, and what may come out of it.
+"""Defines fuzz targets: functions that call a parser of untrusted bytes and check its result.
 
-A target calls the parser as its service does, swallows the errors that the parser documents, and
-asserts what must hold for whatever was accepted: an encoder gives it back, no control character is
-printed. Anything else that it raises is a defect, and so is a run that takes too long.
+A target calls the parser as its service does, ignores the errors that the parser documents, and
+asserts properties of accepted input: for example, it survives a round trip, or no control character
+is printed. Any other exception is a defect, and so is a run that takes too long.
 """
 
 import functools
@@ -23,10 +23,10 @@ Run = Callable[[bytes], object]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """One parser, and examples of valid input, made by the real encoders where there are any.
+    """A target, with seeds: examples of valid input, made by the real encoders if they exist.
 
-    `words` are what mutation alone would hardly invent. `long` returns valid input of about this
-    many parts: with it, a test shows that the cost does not grow with the square of the size.
+    `words` are texts that mutation alone would hardly create. `long` returns valid input with about
+    that many parts; a test uses it to show that the cost does not grow quadratically.
     """
 
     name: str
@@ -36,7 +36,7 @@ class Target:
     long: Callable[[int], bytes] | None = None
 
     def corpus(self) -> list[bytes]:
-        """Return the seeds, and what earlier runs left in the tree."""
+        """Return the seeds, and the inputs that earlier runs added to the tree."""
         file = CORPUS / f"{self.name}.txt"
         lines = file.read_text("ascii").splitlines() if file.exists() else []
         return list(dict.fromkeys([*self.seeds(), *map(from_line, lines)]))
@@ -48,7 +48,7 @@ def target(
     words: Iterable[str] = (),
     long: Callable[[int], bytes] | None = None,
 ) -> Callable[[Run], Run]:
-    """Make a function a target, under its own name."""
+    """Return a decorator that registers a function as a target, under its own name."""
 
     def register(run: Run) -> Run:
         name = run.__name__
@@ -74,7 +74,7 @@ def compact(tree: object) -> bytes:
 
 
 def recorded(*names: str) -> Iterator[tuple[str, bytes]]:
-    """Yield subject and payload of the messages that earlier versions wrote."""
+    """Yield subject and payload of messages that earlier versions wrote, by default all of them."""
     for file in sorted(RECORDED.rglob("*.json")):
         if file.stem in names or not names:
             for message in json.loads(file.read_bytes()):
@@ -82,13 +82,13 @@ def recorded(*names: str) -> Iterator[tuple[str, bytes]]:
 
 
 def split(data: bytes, kinds: Mapping[str, Any]) -> tuple[Any, bytes]:
-    """Return what the first line of an input names, and the rest; None if it names nothing."""
+    """Return the member of `kinds` that the first line names, or None, and the other lines."""
     name, _, rest = data.partition(b"\n")
     return kinds.get(name.decode("latin-1")), rest
 
 
 def in_file(data: bytes) -> Path:
-    """Return a file with this content, in memory where that is possible; always the same file."""
+    """Write a file with this content, in memory if possible; return its path, always the same."""
     file = Path(_directory().name) / "input"
     file.write_bytes(data)
     return file

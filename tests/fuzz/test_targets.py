@@ -1,6 +1,6 @@
-"""The short form of `make fuzz`: each target on its corpus, on changes of that, and on long input.
+"""A short form of `make fuzz`: runs each target on its corpus, on changed and on long input.
 
-A defect that fuzzing shows is mended with a test beside the code, and its input stays in the corpus.
+A defect that fuzzing finds is fixed with a test beside the code; its input stays in the corpus.
 """
 
 import time
@@ -24,7 +24,7 @@ SHAPES: Final = (
 SHAPE_BYTES: Final = 400
 SMALL, FACTOR = 10, 16
 GROWTH_MAX: Final = 4.0
-"""A cost of n log n grows 1.4 times more than the size from 10 parts to 160, n squared 16 times."""
+"""From 10 parts to 160, n log n grows by 2.2 times as much as the size, n squared by 16 times."""
 NOISE_S: Final = 0.1
 
 
@@ -70,7 +70,7 @@ def test_the_cost_grows_with_the_size_and_not_with_its_square(target: Target) ->
 
 
 def cost(target: Target, data: bytes) -> float:
-    """Return the CPU time of the fastest of three runs."""
+    """Return the CPU time of the faster of two runs."""
 
     def once() -> float:
         began = time.process_time()

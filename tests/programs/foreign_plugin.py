@@ -1,10 +1,10 @@
-"""A device plugin of somebody else, as a process that shares no code with muster's plugin.
+"""A stand-in for a third-party device plugin, which shares no code with muster's plugin.
 
     python -m tests.programs.foreign_plugin DIRECTORY SOCKET RESOURCE DEVICES [FRAGILE]
 
-It serves SOCKET and registers it, once, with the kubelet in DIRECTORY. It logs as JSON lines that
-it has registered, each connection to its socket and each method that is called: the socket leads to
-a second one, which gRPC serves. FRAGILE is text in a request at which it exits.
+It serves SOCKET and registers it, once, with the kubelet in DIRECTORY. It logs its registration,
+each connection to its socket and each called method as lines of JSON; to notice connections, it
+forwards them to a second socket, which gRPC serves. It exits if a request contains FRAGILE.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def say(event: str, **facts: object) -> None:
 
 
 class Methods(grpc.GenericRpcHandler):
-    """Serves what the kubelet calls, and logs whatever is called."""
+    """Serves the methods that the kubelet calls, and logs every call."""
 
     def __init__(self, count: int) -> None:
         self._devices = [dp.Device(ID=str(at), health="Healthy") for at in range(count)]

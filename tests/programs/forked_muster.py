@@ -1,7 +1,7 @@
-"""A process that runs the command `muster` again and again without importing it again.
+"""Runs the command `muster` many times in forks of one process, which imports it only once.
 
-Each command runs in a fork of this process, with the arguments, environment, directory and
-standard streams that it would have as a process of its own.
+Each command has the arguments, environment, directory and standard streams that it would have as a
+separate process.
 
 python forked_muster.py            each line of standard input has a file for the output and the
                                    arguments, quoted as by a shell; each exit code is printed
@@ -28,25 +28,25 @@ import prometheus_client
 from muster.cli import registry
 
 OF_DEVELOPERS = {"demo", "up"}
-"""They import much, and are run rarely."""
+"""Commands that import much, and are run rarely."""
 IMPORTED_LATER = (
     kubernetes.aio.client.ApiClient,
     kubernetes.client.ApiClient,
     prometheus_client.REGISTRY,
 )
-"""What commands import when they need it."""
+"""Names that commands import only when they need them."""
 DESCRIPTORS = 4
 SLOW_S = 80.0
-"""After this time a command prints what its threads do, for `WAIT_S` in `muster_command.py`."""
+"""After this time a command prints its tracebacks; less than `WAIT_S` in `muster_command.py`."""
 REQUEST_MAX = 1 << 17
 
 
 def prepare() -> None:
-    """Import what commands would import by themselves, which takes longer than they do."""
+    """Import the modules of commands in advance, which takes longer than running commands."""
     for name, target in registry.targets().items():
         if name not in OF_DEVELOPERS:
             importlib.import_module(target.partition(":")[0])
-    gc.freeze()  # a child that touched all this would copy all this
+    gc.freeze()  # garbage collection in a child would copy all these pages
 
 
 def muster(arguments: list[str], *, stdin: int, stdout: int, stderr: int) -> NoReturn:
@@ -54,18 +54,18 @@ def muster(arguments: list[str], *, stdin: int, stdout: int, stderr: int) -> NoR
     for ours, theirs in enumerate((stdin, stdout, stderr)):
         os.dup2(theirs, ours)
     faulthandler.dump_traceback_later(SLOW_S, file=2)
-    tempfile.tempdir = None  # as read from this environment
+    tempfile.tempdir = None  # read it again from this environment
     sys.argv = ["muster", *arguments]
-    # reads the arguments when it is imported
+    # this import reads sys.argv
     from muster.cli import __main__  # noqa: PLC0415
 
     code = __main__.main()
     sys.stdout.flush()
-    os._exit(code)  # what is imported needs no end
+    os._exit(code)  # skip the clean-up of imported modules
 
 
 def waited_for(child: int) -> int:
-    """Return the exit code of a child of this process."""
+    """Wait until a child of this process has ended; return its exit code."""
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
@@ -95,7 +95,7 @@ def answer(request: bytes, reply: int, stdin: int, stdout: int, stderr: int) -> 
 
 
 def serve(requests: socket.socket) -> None:
-    """Answer until nobody is left who could ask."""
+    """Answer requests until the other end of the socket is closed."""
     while True:
         request, descriptors, _, _ = socket.recv_fds(requests, REQUEST_MAX, DESCRIPTORS)
         if not request:
@@ -106,7 +106,7 @@ def serve(requests: socket.socket) -> None:
             os._exit(0)
         for descriptor in descriptors:
             os.close(descriptor)
-        # those that have ended, so that their processor time counts as this process's
+        # reap children that have ended, so that their CPU time counts as this process's
         with contextlib.suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass

@@ -1,6 +1,6 @@
-"""A compromised plugin: attacks the bus from inside the plugin's pod, with its token, for a while.
+"""A compromised plugin: attacks the bus from inside the plugin's pod, with its token.
 
-It writes to its standard output what it sent, how often it was let in, and what NATS objected to.
+It prints, as JSON, the number of bytes sent, of connections accepted, and of each error of NATS.
 
 python hostile_plugin.py large|medium|names|events|storm SECONDS
 """

@@ -1,6 +1,6 @@
-"""A process that holds a lock or waits for it, and publishes continually in which term it acts.
+"""A process that competes for a lock, and publishes its term continually while it holds the lock.
 
-It writes whoever holds the lock to its standard output, whenever that changes.
+It prints the name of the lock's holder whenever it changes.
 
 python leading.py URL NAME TTL_S RENEW_S MARGIN_S
 """

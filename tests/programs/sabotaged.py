@@ -1,23 +1,23 @@
-"""Plugins that harm themselves when they are told to.
+"""Plugins that inject faults into themselves on request.
 
 python sabotaged.py SOCKET_FD
 
-Each message on the socket is the path of a configuration, together with one descriptor: it makes a
-plugin, a process of its own, that is as the shipped one but for its imports, which were done before
-(they are nearly all of what a start costs). The descriptor is where it logs, and where it is told
-one word and one number a line. What a story cannot do to a process from outside is done that way,
-as near to the cause as can be. Each line is answered by `{"event": "sabotaged"}`.
+Each message on the socket is the path of a configuration, with one file descriptor. For each, this
+process forks one that runs the shipped plugin; modules, whose imports take most of a start, are
+already imported. The plugin writes its log to the descriptor, and reads from it lines of one word
+and one number. They inject faults that a test cannot cause from outside the process, as close to
+their usual cause as possible. Each line is answered by `{"event": "sabotaged"}`.
 
-| word   | from then on, for a number above 0; 0 ends it                                      |
+| word   | effect while the number is above 0                                                 |
 |--------|------------------------------------------------------------------------------------|
-| hang   | its gRPC server takes calls and never answers them, as with a stuck executor       |
-| block  | its event loop stands still, as in a call into a hung library                      |
-| lag    | its event loop stands still for so many seconds of every second                    |
-| mute   | its ListAndWatch sends what it sent last, whatever has changed                     |
-| blind  | whoever checks its devices does not come back: no check succeeds any more          |
-| clock  | its wall clock is so many seconds ahead                                            |
+| hang   | its gRPC server accepts calls and never answers them, as with a stuck executor     |
+| block  | its event loop is blocked, as in a call into a hung library                        |
+| lag    | its event loop is blocked for this number of seconds in every second               |
+| mute   | its ListAndWatch sends the previous list again, whatever has changed               |
+| blind  | the times of its own checks are not recorded, as if the checks hung                |
+| clock  | its wall clock is this number of seconds ahead                                     |
 
-MUSTER_TEST_PERIOD_S shortens the periods of its own checks, so that a story takes less time.
+MUSTER_TEST_PERIOD_S is the period of its own checks in seconds, for shorter tests.
 """
 
 import asyncio
@@ -51,7 +51,7 @@ sent: dict[str, Any] = {}
 
 
 def shorten() -> None:
-    """Let the plugin check itself more often."""
+    """Make the plugin check itself more often."""
     longer = resource_plugin.Timing
     patient = registration.Timeouts(kubelet_startup_s=0.0, settled_s=0.0)
     resource_plugin.Timing = lambda: longer(timeouts=patient, probe_s=PERIOD_S)  # type: ignore[assignment, misc]
@@ -62,7 +62,7 @@ def shorten() -> None:
 
 
 def prepare() -> None:
-    """Put a switch before each of the ways in which it can be harmed."""
+    """Patch the plugin's functions in which faults are injected."""
     options, checked = server.Endpoint.get_device_plugin_options, node.Node._record_check_time
     allocate, listed, wall = server.Endpoint.allocate, protobuf.device_list, time.time
 
@@ -93,13 +93,13 @@ def prepare() -> None:
 
 
 def block() -> None:
-    """Stand still for as long as it is told to."""
+    """Block the event loop until `block` is 0."""
     while said.get("block"):
         time.sleep(0.01)
 
 
 def lag(loop: asyncio.AbstractEventLoop) -> None:
-    """Stand still in each second for as long as it is told to."""
+    """Block the event loop for `lag` seconds of every second, until `lag` is 0."""
     seconds = said.get("lag", 0.0)
     if seconds:
         time.sleep(seconds)
@@ -107,7 +107,7 @@ def lag(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def obey(loop: asyncio.AbstractEventLoop) -> None:
-    """Take what it is told, on a thread of its own."""
+    """Read lines and apply their faults, in a separate thread."""
     for line in sys.stdin:
         word, _, number = line.partition(" ")
         said[word] = float(number)
@@ -125,7 +125,7 @@ async def serve(*given: Any) -> None:
 
 
 def live(path: str, pipe: int) -> NoReturn:
-    """Be the plugin of this configuration, and end."""
+    """Run the plugin with this configuration, and exit."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     for descriptor in (0, 1):
@@ -141,7 +141,7 @@ def live(path: str, pipe: int) -> NoReturn:
 
 
 def main() -> None:
-    """Make plugins until nobody is left who wants any."""
+    """Fork a plugin for each message, until the other end of the socket is closed."""
     if PERIOD_S:
         shorten()
     prepare()
@@ -149,7 +149,7 @@ def main() -> None:
     lean.import_bus()
     from muster_plugin import bus_reporter  # noqa: F401, PLC0415  # as the plugin does
 
-    # whose end nobody asks us about
+    # plugins are not waited for: the kernel reaps them
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     with socket.socket(fileno=int(sys.argv[1])) as orders:
         while True:

@@ -1,4 +1,4 @@
-"""Libraries whose insides muster relies on: only versions it knows are installed and allowed."""
+"""Libraries whose internals muster uses: only the known versions are installed and allowed."""
 
 import importlib.metadata
 import tomllib
@@ -32,7 +32,7 @@ def declared(library: str) -> list[requirements.Requirement]:
 
 
 def after(version: str) -> str:
-    """Return the version that comes after all of `version`.*."""
+    """Return the version that follows all of `version`.*, such as 1.3 for 1.2."""
     *rest, last = version.split(".")
     return ".".join([*rest, str(int(last) + 1)])
 

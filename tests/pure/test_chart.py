@@ -1,4 +1,4 @@
-"""What Helm itself says of the chart, and of values that it must not take."""
+"""The chart as Helm lints and renders it, and the values that it refuses."""
 
 import contextlib
 from pathlib import Path
@@ -164,7 +164,7 @@ PARTS: Final = ("webhook", "nri", "dra")
 
 
 def of_service(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the values, for each service and each part of `fuse`, beside everything."""
+    """Return EVERYTHING, with the values set for each service and each part of `fuse`."""
     given = dict.fromkeys(SERVICES, values) | {"openshift": {"enabled": False}}
     given["console"] = {"enabled": True, **values}
     parts = {name: {"enabled": True, **values} for name in PARTS}
@@ -172,7 +172,7 @@ def of_service(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def workloads(values: dict[str, Any], **more: str) -> dict[str, Any]:
-    """Return every object that has pods, by its name."""
+    """Return every object that has a pod template, by its name."""
     return {
         item["metadata"]["name"]: item
         for item in manifests.of_chart(values, **more)
@@ -260,7 +260,7 @@ def test_every_service_takes_the_values_that_charts_have() -> None:
         assert spec["nodeSelector"] == plain["spec"].get("nodeSelector", {}) | given["nodeSelector"]
         for key in ("tolerations", "affinity", "topologySpreadConstraints", "priorityClassName"):
             assert spec[key] == given[key]
-        # the selector is what it was
+        # no value changes the labels that the selector uses
         assert pod["metadata"]["labels"] == plain["metadata"]["labels"] | {"team": "ml"}
         assert pod["metadata"]["annotations"]["example.com/a"] == "b"
         assert main["env"] == [*main_before["env"], {"name": "A", "value": "b"}]
@@ -337,7 +337,7 @@ def test_a_kubelet_with_another_root_directory_has_its_sockets_there() -> None:
     paths = {
         v["name"]: v.get("hostPath", {}).get("path") for v in with_root["muster-plugin"]["volumes"]
     }
-    # kubelet pkg/kubelet/apis/deviceplugin: the one directory that --root-dir does not move
+    # kubelet pkg/kubelet/apis/deviceplugin: the only directory that --root-dir does not move
     assert paths["device-plugins"] == "/var/lib/kubelet/device-plugins"
     assert paths["plugins-registry"] == f"{directory}/plugins_registry"
     assert paths["pod-resources"] == f"{directory}/pod-resources"

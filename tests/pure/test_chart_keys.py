@@ -1,4 +1,4 @@
-"""The Job that makes an installation's passwords or keys: by Helm, and by kustomize."""
+"""The Job that creates an installation's passwords or keys, by Helm and by kustomize."""
 
 from pathlib import Path
 from typing import Any, Final
@@ -16,7 +16,7 @@ WORKLOADS: Final = {"DaemonSet", "Deployment", "StatefulSet"}
 
 
 def hooks(values: Values) -> dict[str, Any]:
-    """Return the objects that are there before everything else, by kind."""
+    """Return the objects of the chart's pre-install hooks, by kind."""
     return {o["kind"]: o for o in manifests.of_chart(values, hooks="pre-install")}
 
 
@@ -29,7 +29,7 @@ def test_keys_are_made_before_anything_is_installed_or_upgraded(values: Values) 
         notes = item["metadata"]["annotations"]
         weights.append(int(notes["helm.sh/hook-weight"]))
         assert notes["helm.sh/hook"] == "pre-install,pre-upgrade"
-        # whoever may read keys is gone when they are there
+        # the service account that may read keys is deleted once they exist
         assert notes["helm.sh/hook-delete-policy"] == "before-hook-creation,hook-succeeded"
         manifests.validate(item)
     assert weights == [-5, -5, -5, 0]
@@ -43,7 +43,7 @@ def test_keys_are_made_before_anything_is_installed_or_upgraded(values: Values) 
 OWN: Final[Values] = {"nats": {"external": {"url": "tls://nats.example:4222"}}}
 
 
-# the last: `helm upgrade --reuse-values` of a release that had no such value
+# the last case: `helm upgrade --reuse-values` of a release without the value `keys`
 @pytest.mark.parametrize("values", [{"keys": {"create": False}}, OWN, {"keys": None}], ids=str)
 def test_who_has_keys_gets_no_job(values: Values) -> None:
     assert hooks(values) == hooks({**values, **PRODUCTION}) == {}
@@ -67,7 +67,7 @@ def test_the_job_may_read_what_there_may_be_and_change_what_lists_rights(name: s
 
 
 MOVED: Final = (accounts.Role.READER, accounts.Role.LABELER)
-"""The roles whose credentials are signed again, because they have another account now."""
+"""The roles whose credentials are signed again, because they have moved to another account."""
 
 
 def granted(role: Any) -> set[tuple[str, str, str]]:
@@ -103,7 +103,7 @@ def test_pods_mount_what_the_job_makes_and_none_mounts_all_keys(*, production: b
 
 
 def values_of(tree: Any, key: str) -> list[Any]:
-    """Return the values of a key, wherever it is."""
+    """Return the values of a key at any depth of a tree."""
     if isinstance(tree, list):
         return [value for item in tree for value in values_of(item, key)]
     if not isinstance(tree, dict):

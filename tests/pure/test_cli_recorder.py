@@ -1,4 +1,4 @@
-"""What waits for an event among many others gets it, also when old ones are dropped."""
+"""A task that waits for an event gets it, also if older events are dropped meanwhile."""
 
 import asyncio
 from datetime import UTC, datetime
@@ -34,7 +34,7 @@ def test_no_event_is_skipped_when_old_ones_are_dropped(monkeypatch: pytest.Monke
         for number in range(4):
             await recorder.record(message(number))
             await asyncio.sleep(0)
-        # the next drops two, and the one after it is where the waiter would not look any more
+        # the next event drops two, so the last one gets an index that was already checked
         await recorder.record(message(4))
         await recorder.record(message(5))
         async with asyncio.timeout(10):

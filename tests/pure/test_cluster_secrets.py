@@ -75,7 +75,7 @@ def test_keys_come_first_and_all_else_from_them() -> None:
 def test_what_was_made_by_hand_stays_as_it_is() -> None:
     by_hand = all_of(*WANTED.needed, WANTED.certificate, WANTED.trust)
     assert plan(by_hand) == []
-    # a certificate of one's own, and keys of the Job
+    # the user's own certificate, and keys that the Job creates
     assert plan(all_of(WANTED.certificate, WANTED.trust)) == ["Secret muster-keys: SEEDS"]
 
 
@@ -103,7 +103,7 @@ def test_an_older_installation_gets_the_keys_of_new_roles_first() -> None:
         "Secret muster-gate: KEYS",
         "Secret muster-console-creds: KEYS",
     ]
-    # with keys elsewhere, only people can sign
+    # if the keys are kept outside the cluster, only a person can sign
     del older[WANTED.seeds]
     assert plan(older) == []
     older[WANTED.seeds] = Stored({**data, "console.seed": ""})
@@ -201,7 +201,7 @@ def test_from_every_half_state_everything_is_there_in_the_end_or_it_is_refused(
                 break
             assert rounds < cluster_secrets.ROUNDS_MAX
             for step in steps:
-                # nothing that is there is replaced
+                # no existing object is replaced
                 assert step.part not in existing
                 assert _can_be_made(step, existing)
                 existing[step.part] = stored(step.part)

@@ -1,4 +1,4 @@
-"""Events and heartbeats to bytes and back, and bytes that are neither."""
+"""Events and heartbeats are encoded and decoded; bytes that are neither are refused."""
 
 import contextlib
 import json
@@ -22,7 +22,7 @@ TEXT: Final = st.characters(exclude_categories=["Cs"])
 
 
 def values(kind: inspect.Type) -> st.SearchStrategy[object]:
-    """Give everything that a type allows, by its description."""
+    """Return a strategy for all values that a type allows."""
     match kind:
         case inspect.StructType():
             return st.builds(kind.cls, **{f.name: values(f.type) for f in kind.fields})
@@ -61,7 +61,7 @@ OTHERS: Final[Mapping[type[inspect.Type], Callable[[Any], st.SearchStrategy[obje
         lambda seconds: datetime.fromtimestamp(seconds, UTC)
     ),
     inspect.EnumType: lambda kind: st.sampled_from(list(kind.cls)),
-    # a pattern that the schema shows, and that is checked elsewhere
+    # a pattern that only the JSON Schema has; other code checks it
     inspect.Metadata: lambda kind: scalars(
         inspect.StrType(pattern=kind.extra_json_schema["pattern"])
     ),
@@ -313,7 +313,7 @@ def test_a_heartbeat_with_impossible_names_is_refused_though_they_match_its_subj
 
 
 def decoded(payload: bytes) -> codec.CloudEvent | vocabulary.Heartbeat | None:
-    """Decode as both; anything raised but MalformedEvent fails the test."""
+    """Decode as an event and as a heartbeat; any error but MalformedEvent fails the test."""
     decoded_event: codec.CloudEvent | vocabulary.Heartbeat | None = None
     with contextlib.suppress(codec.MalformedEvent):
         decoded_event = codec.decode(SUBJECT, payload)

@@ -1,4 +1,4 @@
-"""Every block of commands in docs/ runs in a test, or says above it why it cannot run here.
+"""Every block of commands in docs/ runs in a test, or a comment above it says why not.
 
 The blocks of the runbooks have tests of their own (tests/pure/test_runbooks.py, tests/cluster).
 """
@@ -21,7 +21,7 @@ FENCE: Final = re.compile(
 )
 KINDS: Final = {"sh", "console", "text", "yaml", "json", "python"}
 CALL: Final = re.compile(r"""block\(\s*"([\w/-]+\.md)", (?:"([^"]+)"|'([^']+)')""")
-"""A test that runs the block of a page which has a phrase."""
+"""A call in a test, which runs the block of a page that contains a phrase."""
 RUN: Final = {
     ("install.md", "for user in health"): "tests/pure/test_docs_install.py",
     ("install.md", "cat > my-muster/kustomization.yaml"): "tests/worlds/real_cluster.py",
@@ -32,11 +32,11 @@ RUN: Final = {
 
 
 REACH: Final = {"--context", "--namespace"}
-"""How a command reaches a cluster: read before the command itself."""
+"""The options that select a cluster; they are parsed before the command."""
 
 
 class Block(NamedTuple):
-    """A block of a page; `why` says why no test runs it."""
+    """A fenced block of a page; `why` is the reason why no test runs it."""
 
     page: str
     kind: str
@@ -48,7 +48,7 @@ def blocks() -> Iterator[Block]:
     """Yield the blocks of all pages but the runbooks."""
     for path in sorted(DOCS.rglob("*.md")):
         page = str(path.relative_to(DOCS))
-        # blocks of a list are indented
+        # blocks in a list are indented
         text = re.sub(
             r"^    (?=```|<!-- not run|[^ -])", "", path.read_text("utf-8"), flags=re.MULTILINE
         )
@@ -102,7 +102,7 @@ def test_what_is_said_to_run_a_block_is_there() -> None:
 def test_every_muster_command_of_a_block_is_valid() -> None:
     project = tomllib.loads((manifests.ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     installed = {each.name for each in metadata.entry_points(group="muster.commands")}
-    # commands that were added since this environment was made
+    # commands that were added after this environment was installed
     late = tuple(
         f"muster {name}"
         for name in project["entry-points"]["muster.commands"]

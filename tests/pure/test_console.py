@@ -1,4 +1,4 @@
-"""The console's pure parts: columns, subscribers, alerts, timeline, and what they limit."""
+"""The console's pure parts: columns, subscribers, alerts, timeline, and their limits."""
 
 import json
 import tracemalloc
@@ -155,7 +155,7 @@ def everything(fleet: model.FleetModel) -> dict[str, Any]:
 
 
 class Page:
-    """What the script of the page does with its messages."""
+    """A stand-in for the page's script, which applies the messages that the page receives."""
 
     def __init__(self, feed: subscribers.Feed) -> None:
         self.feed = feed
@@ -390,7 +390,7 @@ def test_an_alert_is_not_shown_as_notified_by_what_was_said_of_an_earlier_one() 
     fleet = fleet_of(plugin("a", "STUCK", alerts=(stuck,)))
     history = alert_history.AlertHistory()
     at = AT + timedelta(seconds=200)
-    # that the earlier one is resolved may be said after the later one has begun
+    # the earlier alert may be reported as resolved after the later one has begun
     for earlier in (about(10, "deregistered"), about(150, "deregistered", is_over=True)):
         history.receive(earlier, at=at)
     shown = alert_groups.page(fleet, history, at=at).groups

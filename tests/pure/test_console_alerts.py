@@ -1,4 +1,4 @@
-"""The page of alerts: what its address asks for, silences, and undelivered notifications."""
+"""The page of alerts: the filters in its address, silences, and undelivered notifications."""
 
 import re
 from collections.abc import Mapping
@@ -108,7 +108,7 @@ def test_each_notification_is_read_once_however_many_groups_there_are(
             receiver="slack",
             group=f'default:{{node="n{number % groups}"}}',
             reason=vocabulary.NotificationReason.FIRST,
-            # every fifth is also about an alert that has its own group by now
+            # every fifth also names alert 1, which later has a group of its own
             firing=(f"{number % groups:016x}", *([f"{1:016x}"] if number % 5 == 0 else ())),
         )
         if number >= total - groups:

@@ -32,7 +32,7 @@ def test_a_session_that_was_signed_out_stays_ended_also_when_there_are_too_many(
     for session in (c, b, b):
         ended.add(session)
     assert [session in ended for session in (a, b, c, d)] == [False, True, True, False]
-    # above the limit, all sessions end that would have ended first
+    # above the limit, the sessions that expire first all count as signed out
     ended.add(d)
     assert [session in ended for session in (a, b, c, d)] == [True] * 4
     assert msgspec.structs.replace(a, ends_at=AT + 2.5) not in ended
@@ -133,7 +133,7 @@ def test_a_header_names_a_person_only_if_the_proxy_sends_it() -> None:
     [("root", "ann"), ("root, ann",), ("root,ann",), ("ann,",), ("", "ann"), ("ann", "ann")],
 )
 def test_a_header_with_several_values_names_nobody(values: tuple[str, ...]) -> None:
-    # the first is what a client has sent, where the proxy appends
+    # if the proxy appends to the header, the first value is from the client
     headers = [("X-Forwarded-User", value) for value in values]
     with pytest.raises(identities.Unknown) as refused:
         identities.by_header(headers, "10.1.2.3", HEADER)

@@ -1,4 +1,4 @@
-"""The component `console`: it only reads, unless people may act, and is reached by a rule alone."""
+"""The component `console`: read-only unless people may act, and protected by network policies."""
 
 import functools
 import re
@@ -24,7 +24,7 @@ ACTING: Final = "MUSTER_CONSOLE__WRITING"
 
 @functools.cache
 def installed(overlay: str) -> tuple[manifests.Object, ...]:
-    """Return the objects of an overlay with the component, in `production` with both."""
+    """Return the objects of an overlay with the component; in `production`, with both parts."""
     parts = ("console", "console-production") if overlay == "production" else ("console",)
     with tempfile.TemporaryDirectory() as folder:
         return tuple(manifests.with_component(overlay, *parts, where=Path(folder)))
@@ -54,7 +54,7 @@ def test_the_component_only_adds_objects_of_kubernetes_that_an_uninstall_removes
         ("ServiceAccount", "muster-console"),
     ]
     for (kind, namespace, _), manifest in added.items():
-        # the namespace goes as a whole
+        # an uninstall deletes the whole namespace
         assert namespace == "muster"
         assert manifest["metadata"]["labels"]["app.kubernetes.io/part-of"] == "muster"
         if kind != "ConfigMap":
@@ -103,7 +103,7 @@ def test_the_console_takes_its_settings_and_asks_every_replica_of_health() -> No
     assert (chosen.metrics.host, chosen.metrics.port) == (anywhere, ports["http"])
     service = only("Service", "muster-health")["spec"]
     assert chosen.health == (f"http://muster-health:{service['ports'][0]['port']}",)
-    # without an address of its own, the name has those of all pods, ready or not
+    # a headless Service: its name resolves to the addresses of all pods, ready or not
     assert (service["clusterIP"], service["publishNotReadyAddresses"]) == ("None", True)
     health = only("Deployment", "muster-health")["spec"]["template"]["metadata"]["labels"]
     assert service["selector"].items() <= health.items()
@@ -175,7 +175,7 @@ def test_the_chart_links_notifications_to_where_people_open_the_console(hosts: l
 
 
 def linked(rendered: Sequence[manifests.Object]) -> str:
-    """Return where the notifier's messages link to."""
+    """Return the URL to which the notifier's messages link, or an empty string."""
     tree = manifests.by_name(rendered)["ConfigMap", "muster", "muster-notifier-settings"]["data"]
     return str(yaml.safe_load(yaml.safe_dump(tree["notifier.yaml"])).get("console_url", ""))
 
@@ -198,7 +198,7 @@ def test_who_reaches_the_console_and_whom_it_reaches_is_said_by_a_rule() -> None
     ]
     assert targets == [("muster-nats", 4222), ("muster-health", 8080), ("", 53), ("", 53)]
     metrics = manifests.only("minimal", "NetworkPolicy", "muster-metrics")["spec"]
-    # or whoever scrapes metrics would see the pages
+    # otherwise, a client that scrapes metrics could read the pages
     scraped = [each["port"] for rule in metrics["ingress"] for each in rule["ports"]]
     assert scraped == [ports["http"]]
     health = only("NetworkPolicy", "muster-console-health")["spec"]
@@ -220,7 +220,7 @@ WAYS: Final = {"header": HEADER, "oidc": OIDC}
 
 @functools.cache
 def acting(overlay: str, way: str) -> tuple[manifests.Object, ...]:
-    """Return the objects of an overlay with what the page adds so that people may act."""
+    """Return an overlay's objects with the additions of docs/console.md that let people act."""
 
     def is_added(component: str) -> bool:
         return (way == "oidc" or not component.endswith("-oidc")) and (
@@ -242,7 +242,7 @@ def acting(overlay: str, way: str) -> tuple[manifests.Object, ...]:
 
 
 def of_values(overlay: str, writing: dict[str, Any], **console: Any) -> list[manifests.Object]:
-    """Return what the chart makes of the same."""
+    """Return the objects that the chart renders for the same settings."""
     values = {
         "console": {"enabled": True, **console},
         "settings": {"console": {"writing": writing}},
@@ -284,7 +284,7 @@ def test_who_acts_in_the_console_does_so_with_its_own_role_and_no_other(
     user = "nats://console:$(NATS_PASSWORD)@muster-nats:4222"
     assert (user in after) is (overlay == "minimal")
     assert ("'/etc/muster-oidc'" in after) is (way == "oidc")
-    # two pods would not know each other's sessions
+    # the pods do not share sessions
     assert (changed["spec"]["strategy"]["type"] == "Recreate") is (way == "oidc")
     for manifest in acting(overlay, way):
         if NAME in manifest["metadata"]["name"]:
@@ -292,7 +292,7 @@ def test_who_acts_in_the_console_does_so_with_its_own_role_and_no_other(
 
 
 def reached(rendered: Sequence[manifests.Object]) -> list[int]:
-    """Return the ports that the console may reach anywhere, besides DNS."""
+    """Return the ports, other than DNS, that the console may reach at any address."""
     return [
         port["port"]
         for each in rendered
@@ -341,6 +341,6 @@ def test_another_full_name_is_that_of_the_secrets_as_well() -> None:
 def test_the_chart_refuses_what_the_console_would_not_start_with(
     writing: dict[str, Any], problem: str
 ) -> None:
-    # the name of the exception is not there without Helm
+    # without Helm, the class of the exception cannot be imported
     with pytest.raises(Exception, match=problem):
         of_values("minimal", writing)

@@ -1,4 +1,4 @@
-"""What a page is sent when it connects again: each event once, and how many it has missed."""
+"""What a page receives when it reconnects: each event once, and how many events it missed."""
 
 import json
 from datetime import UTC, datetime
@@ -49,7 +49,7 @@ def connected(
 
 
 def tail_of(messages: list[subscribers.Message]) -> tuple[list[str], int, int]:
-    """Return the ids, and the numbers of skipped and of dropped events."""
+    """Return the ids of the events, and the numbers of skipped and dropped events."""
     tails = [json.loads(each.data) for each in messages if each.name == "events"]
     ids = [line["id"] for tail in tails for line in tail["events"]]
     return ids, *(sum(tail[name] for tail in tails) for name in ("skipped", "dropped"))

@@ -1,4 +1,4 @@
-"""What the console's pages say: events in words, short names of devices, counts, pods."""
+"""What the console's pages show: events in words, short names of devices, counts, pods."""
 
 import itertools
 import math
@@ -73,7 +73,7 @@ def page_of(
     silence: matching.Silence | None = None,
     **more: Any,
 ) -> node_page.NodePage:
-    """Return the page of the node `a`, an hour of which is shown; `more` is about its plugin."""
+    """Return the page of node `a`, which shows one hour; `more` has fields of its plugin."""
     fleet = fleet_of(plugin(verdict, **more))
     if silence is not None:
         fleet.receive_silence(silence.id, silence, at=AT)
@@ -201,7 +201,7 @@ def test_pods_come_with_their_devices_and_first_those_that_a_fault_hurts() -> No
             ("x/serial", "ttyUSB0", "ml/a"),
         )
     ]
-    # of several inventories only the last is stored, which is perhaps newer than the allocations
+    # only the newest inventory is stored, and it may be newer than the allocations
     later = page_of(*got, inventory())
     assert {(d.label, d.pod) for d in later.devices} == {
         ("GPU 0", "ml/a"),
@@ -252,7 +252,7 @@ def test_a_plugin_says_how_many_of_its_devices_are_unhealthy_whatever_its_verdic
     assert faulty(inventory(), replicas, health(10, "Unhealthy")) == (
         "1 of 2 devices of nvidia.com/gpu Unhealthy",
     )
-    # of two device nodes with 4 replicas each, only the broken one is listed by its ids
+    # two device nodes with 4 replicas each: only those of the broken one are listed one by one
     broken = [
         vocabulary.Device(
             id=f"ttyUSB1::{replica}", resource="x/serial", health=vocabulary.Health.UNHEALTHY
@@ -285,7 +285,7 @@ def test_counts_of_a_plugin_that_does_not_work_are_not_called_usable() -> None:
 
 
 def verdict(minutes: float, value: str, previous: str = "HEALTHY") -> vocabulary.VerdictChanged:
-    """Return a verdict of some minutes ago."""
+    """Return an event about a verdict, from some minutes ago."""
     return vocabulary.VerdictChanged(
         **REPORT | {"at": AT - timedelta(minutes=minutes)},
         verdict=vocabulary.Verdict(value),
@@ -297,7 +297,7 @@ def verdict(minutes: float, value: str, previous: str = "HEALTHY") -> vocabulary
 def health(
     minutes: float, value: str, *, device: str = uuid(1), code: str = "xid-79"
 ) -> vocabulary.DeviceHealthChanged:
-    """Return a change of a device's health of some minutes ago."""
+    """Return an event about a change of a device's health, from some minutes ago."""
     return vocabulary.DeviceHealthChanged(
         **REPORT | {"at": AT - timedelta(minutes=minutes)},
         resource=GPU,
@@ -309,7 +309,7 @@ def health(
 
 
 def fired(minutes: float, *, number: int = 1, is_over: bool = False) -> vocabulary.AlertChanged:
-    """Return an alert about a device, which began 20 minutes ago."""
+    """Return an event about the alert for a device, which began 20 minutes ago."""
     state_ = vocabulary.AlertState.RESOLVED if is_over else vocabulary.AlertState.FIRING
     return vocabulary.AlertChanged(
         **REPORT | {"at": AT - timedelta(minutes=minutes)},
@@ -334,7 +334,7 @@ def test_delays_of_detection_come_from_the_evidence_and_from_the_device_s_event(
     )
     events = [fired(20), fired(10, is_over=True), health(20.5, "Unhealthy"), silent, unheard]
     events += [verdict(4, "HEALTHY", "STUCK"), health(9, "Healthy")]
-    # in any order, and repeated
+    # each event twice, in both orders
     for data in (*events, *reversed(events)):
         seen.receive(event(data))
     delays = seen.last_day(AT)
@@ -468,7 +468,7 @@ def test_from_every_moment_the_entries_lead_to_both_ends(minutes: int) -> None:
     def steps(name: str) -> list[datetime]:
         reached, now = [], moments.moment((), (), line, at=at, labels={})
         while following := getattr(now, name):
-            # a page's address has whole milliseconds
+            # times in a page's address are whole milliseconds
             rounded = datetime.fromtimestamp(math.ceil(following.timestamp() * 1e3) / 1e3, UTC)
             reached.append(following)
             now = moments.moment((), (), line, at=rounded, labels={})
@@ -526,7 +526,7 @@ def test_the_page_of_a_device_counts_its_faults_by_code_and_draws_its_health() -
 def condition(
     minutes: float, name: str, *, holds: bool = True, code: str = "xid-63"
 ) -> vocabulary.DeviceConditionChanged:
-    """Return that a condition of a device began or ended some minutes ago."""
+    """Return an event: a condition of a device began or ended some minutes ago."""
     return vocabulary.DeviceConditionChanged(
         **REPORT | {"at": AT - timedelta(minutes=minutes)},
         resource=GPU,
@@ -597,7 +597,7 @@ REMOVED = vocabulary.DeviceRemoved(
             ),
             [(50, "Unhealthy", ": it is Unhealthy"), (30, "degraded", ": xid-63 began")],
         ),
-        # nothing that was said of a device holds after it was removed
+        # after a device was removed, no earlier report about it applies
         (
             (condition(50, "degraded"), REMOVED, health(5, "Healthy")),
             [
@@ -627,7 +627,7 @@ def lanes_of(shown: node_page.NodePage) -> dict[str, list[tuple[str, str]]]:
 
 
 def started(minutes: float, instance: str) -> vocabulary.PluginStarted:
-    """Return that the plugin started, or connected to the bus again, some minutes ago."""
+    """Return an event: the plugin started, or reconnected to the bus, some minutes ago."""
     at = AT - timedelta(minutes=minutes)
     return vocabulary.PluginStarted(**REPORT | {"at": at}, version="1", instance=instance)
 
@@ -637,7 +637,7 @@ def started(minutes: float, instance: str) -> vocabulary.PluginStarted:
     [
         ((), [("unknown", "health not known")]),
         ((health(10, "Unhealthy"),), [("unknown", "health not known"), ("critical", "Unhealthy")]),
-        # the plugin has run longer than the events that are known
+        # the plugin started before the oldest known event
         ((inventory(),), [("ok", "Healthy")]),
         (
             (started(30, "i1"), started(20, "i1"), inventory(at=AT - HOUR / 10)),
@@ -690,7 +690,7 @@ def test_the_timeline_of_a_node_has_a_lane_for_each_device_that_was_faulty() -> 
         health(50, "Unhealthy", device=uuid(0)),
         health(40, "Healthy", device=uuid(0)),
         health(10, "Unhealthy"),
-        # an inventory says what holds now
+        # an inventory has the current health of each device
         inventory(at=AT - HOUR / 10),
     )
     assert lanes_of(page_of(*story[:2])) == {"device-plugin": [("ok", "HEALTHY")]}

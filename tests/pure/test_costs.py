@@ -1,7 +1,7 @@
-"""No service does more than n log n work for n of anything that a peer can send or make.
+"""No service does more than n log n work for n items that a peer can send or create.
 
-Work is counted in calls, of Python and of C, which repeats exactly; and in processor time, which
-also sees what a single call does to a large list, but only roughly.
+Work is measured in calls of Python and C functions, which is exactly repeatable, and in processor
+time, which is inexact but includes the work that a single call does on a large list.
 """
 
 import collections
@@ -40,14 +40,14 @@ SIZES: Final = (1, 4, 16)
 CALLS_SLACK: Final = 1.2
 TIME_SLACK: Final = 2.5
 FOLLOWING_S: Final = 20.0
-"""Time enough for suspicion, questions, verdicts and alerts."""
+"""Enough time for suspicion, queries, verdicts and alerts."""
 Work = Callable[[], object]
 Prepare = Callable[[int], Work]
 CASES: dict[str, tuple[int, Prepare]] = {}
 
 
 def case(size: int) -> Callable[[Prepare], Prepare]:
-    """Add a case: `prepare(n)` returns the work to measure, first with n of this size."""
+    """Return a decorator that adds a case: `prepare(n)` returns the work for n from `size`."""
 
     def add(prepare: Prepare) -> Prepare:
         CASES[prepare.__name__] = size, prepare
@@ -73,7 +73,7 @@ def calls(work: Work) -> int:
 
 
 def seconds(work: Work) -> float:
-    """Return how long this thread computes."""
+    """Return the processor time that the work takes in this thread, in seconds."""
     gc.disable()
     try:
         began = time.thread_time()
@@ -84,7 +84,7 @@ def seconds(work: Work) -> float:
 
 
 def excess(size: int, measure: Callable[[int], float]) -> float:
-    """Return by which factor the work of the larger sizes exceeds n log n, at most."""
+    """Return the largest factor by which the work of the larger sizes exceeds n log n."""
     first = measure(size)
     worst = 0.0
     for factor in SIZES[1:]:
@@ -136,7 +136,7 @@ def beat(node: str, seq: int, plugin: str = "p") -> vocabulary.Heartbeat:
 
 
 def fed(driven: detector.Detector, inputs: Iterable[signals.Input], now: float) -> None:
-    """Give a detector inputs, and the answers of plugins that are gone to what it asks."""
+    """Give a detector inputs; answer its queries as if no plugin were running any more."""
     waiting = collections.deque(inputs)
     while waiting:
         for out in driven.receive(waiting.popleft(), now):
@@ -162,14 +162,14 @@ def _answers(out: signals.Output) -> Iterator[signals.Input]:
 
 
 def advance(driven: detector.Detector, until: float) -> None:
-    """Let time go by."""
+    """Handle all deadlines up to a time."""
     while (due := driven.next_deadline()) is not None and due <= until:
         answers = [answer for out in driven.tick(due) for answer in _answers(out)]
         fed(driven, answers, due)
 
 
 def after(driven: detector.Detector, inputs: Iterable[signals.Input], now: float) -> None:
-    """Give a detector inputs, and let it do what follows from them."""
+    """Give a detector inputs, and handle the deadlines of the following FOLLOWING_S seconds."""
     fed(driven, inputs, now)
     advance(driven, now + FOLLOWING_S)
 
@@ -461,7 +461,7 @@ def alert(number: int, state: AlertState, *, node: str, sequence: int) -> codec.
 
 
 def notified(alerts: Iterable[codec.CloudEvent]) -> None:
-    """Let alerts arrive within a moment, and a receiver take whatever is sent."""
+    """Let alerts arrive at once, and a receiver accept every notification."""
     timing = routes.Timing(group_wait_s=30, group_interval_s=300, repeat_interval_s=1500)
     root = routes.Route(key="{}", receivers=("r",), group_by=("node",), timing=timing)
     driven = grouping.Grouping(

@@ -1,7 +1,7 @@
-"""JSON nested so deeply that the parser gives up is refused like any other malformed bytes.
+"""JSON that is nested too deeply for the parser is refused like any other malformed bytes.
 
-msgspec raises RecursionError then, also for a field that nobody reads. Uncaught, one such value in
-a bucket or a queue would end its service again after every restart.
+msgspec raises RecursionError for it, also in a field that is ignored. If this were not caught, one
+such value in a bucket or a queue would end its service after every restart.
 """
 
 from collections.abc import Callable

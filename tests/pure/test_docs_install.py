@@ -1,4 +1,4 @@
-"""The page about installing says what is there: ports, files, settings, images."""
+"""docs/install.md names the ports, files, settings and images that exist."""
 
 import base64
 import json
@@ -18,7 +18,7 @@ from tests.worlds import manifests
 
 PAGE: Final = (manifests.ROOT / "docs/install.md").read_text("utf-8")
 VALUES_MAX: Final = 15
-"""Lines that a newcomer has to write for the chart."""
+"""The most lines of values that a first installation of the chart may need."""
 COMPOSE: Final = yaml.safe_load((manifests.ROOT / "compose.yaml").read_text("utf-8"))
 
 

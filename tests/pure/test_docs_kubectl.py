@@ -1,4 +1,4 @@
-"""What our pages ask of kubectl is there: labels, folders and names are those of the manifests."""
+"""The kubectl commands in our pages name labels, folders and objects that the manifests have."""
 
 import re
 from pathlib import Path
@@ -25,7 +25,7 @@ def carried(where: Path) -> list[dict[str, str]]:
 
 
 def occurrences(pattern: str) -> list[tuple[Path, str]]:
-    """Return what follows in each command of kubectl, with the page that says it."""
+    """Return every match of a pattern in a kubectl command, with its page."""
     return [
         (page, match)
         for page, text in TEXT.items()
@@ -46,7 +46,7 @@ def test_every_selector_of_a_page_finds_something(tmp_path: Path) -> None:
 
 
 def test_every_folder_that_is_applied_is_there() -> None:
-    # one stands for the reader's own, and one is made on the page
+    # DIR stands for the reader's own folder; the page creates my-muster
     own = {"DIR", "my-muster"}
     folders = [(page, folder) for page, folder in occurrences(r"-k (\S+)") if folder not in own]
     assert [f for _, f in folders if not (manifests.ROOT / f / "kustomization.yaml").exists()] == []

@@ -222,7 +222,7 @@ ROWS: Final = [
             "pods": [
                 *PODS,
                 pod("muster-keys", ready=False, phase="Succeeded"),
-                # of `helm test`
+                # pods of `helm test`
                 pod("muster-test", ready=False, phase="Failed"),
                 pod("muster-test-device", ready=False, phase="Pending"),
             ]

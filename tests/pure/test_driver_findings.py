@@ -1,4 +1,4 @@
-"""What the API shows of DRA drivers that do not do their work, and what is no fault."""
+"""Faults of DRA drivers that the Kubernetes API shows, and conditions that are no fault."""
 
 from typing import Any
 
@@ -123,10 +123,10 @@ def test_claims_on_a_node_without_a_live_driver_are_an_error() -> None:
 @pytest.mark.parametrize(
     ("pods", "sets"),
     [
-        # its DaemonSet is being updated, or may be: nobody may read it
+        # its DaemonSet is being updated, or cannot be read and may be in an update
         ([driver("b"), user()], (rollout(updated=1),)),
         ([driver("b"), user()], None),
-        # its pod has only just gone not Ready
+        # its pod has been not Ready for only 30 s
         ([driver("a", ready="False", ready_s=30), user()], ()),
         # a driver whose pods are not known
         ([user()], ()),
@@ -332,7 +332,7 @@ def test_devices_that_are_offered_by_plugin_and_by_dra_are_named(
 def test_a_plugin_that_offers_none_beside_a_driver_is_no_double_offer() -> None:
     slices = [published("a", "gpu-0", of="gpu.nvidia.com")]
     assert findings(bare(), slices=slices) == []
-    # another driver's devices are others
+    # a driver of another vendor offers other devices
     assert findings(node("a"), pods=[plugin("a")], slices=[SLICE]) == []
 
 

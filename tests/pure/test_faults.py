@@ -1,4 +1,4 @@
-"""The faults of `muster break`: each is named, described, and undone by what it did."""
+"""The faults of `muster break`: their names and descriptions, and how each is undone."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The model of a fleet: levels, silences, changes since a revision, and what is old."""
+"""The model of a fleet: levels, silences, changes since a revision, and outdated data."""
 
 import string
 from collections.abc import Mapping
@@ -137,7 +137,7 @@ def test_each_resource_is_judged_by_the_plugins_that_serve_it() -> None:
         "gpu": counts(8, 8),
         "fuse": counts(20, 20, is_confirmed=False),
     }
-    # whichever of two plugins for one resource comes last
+    # the order of two plugins for one resource does not matter
     well = plugin("a", devices={"fuse": 20})
     unsure = {"fuse": counts(20, 20, is_confirmed=False)}
     assert resources(well, stuck) == resources(stuck, well) == unsure
@@ -173,7 +173,7 @@ def test_a_node_whose_problem_is_gone_is_shown_as_recovering() -> None:
     assert summary.reason == "recovering: must be well for 120 s: stuck on a"
     quiet = read(page(msgspec.structs.replace(stuck, alerts=()))).nodes["a"]
     assert quiet.reason == "recovering: must be well for 120 s"
-    # another plugin that is not well comes first
+    # another failed plugin that is not recovering takes precedence
     both = read(page(stuck, plugin("a", "PLUGIN_DOWN", plugin="other"))).nodes["a"]
     assert (both.label, both.plugin) == ("PLUGIN_DOWN", "other")
 
@@ -231,7 +231,7 @@ def test_a_silence_that_names_no_node_concerns_the_alerts_of_every_node() -> Non
 
 
 def test_a_silence_concerns_what_it_matches_and_repeated_it_changes_nothing() -> None:
-    # the alert belongs to no plugin
+    # the alert is listed for the fleet, not for a plugin
     fleet = read(page(plugin("a"), plugin("b"), alerts=(alert("a"),)))
     fleet.receive_silence("s1", silence("node=a"), at=AT)
     assert [(n.name, n.silenced) for n in fleet.nodes.values()] == [("b", 0), ("a", 1)]
@@ -259,16 +259,16 @@ def test_of_very_many_silences_those_that_end_last_are_applied_and_a_caveat_says
     assert [text.partition(";")[0] for text in fleet.caveats()] == [
         "more than 1,000 silences have not ended"
     ]
-    # one that ends sooner than all others has no place
+    # a silence that ends before all others is left out
     revision = fleet.revision
     fleet.receive_silence("c", silence("node=c", hours=1), at=AT)
     assert (silenced(), fleet.revision) == ({"a": 0, "b": 1, "c": 0}, revision)
-    # that which ends last takes the place of one that is removed, or that is expired
+    # of those left out, the one that ends last replaces a removed or expired silence
     fleet.receive_silence("s1", None, at=AT)
     assert silenced() == {"a": 1, "b": 1, "c": 0}
     fleet.receive_silence("b", silence("node=b", hours=0), at=AT)
     assert silenced() == {"a": 1, "b": 0, "c": 1}
-    # left out is only one that has ended
+    # the only silence that is left out has ended
     assert (len(fleet.silences), fleet.caveats()) == (1_000, [])
 
 

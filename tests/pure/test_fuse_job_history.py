@@ -31,7 +31,7 @@ def test_each_further_slow_job_doubles_the_time_up_to_ten_minutes() -> None:
         seconds.append(slow_for(history, now))
         now += seconds[-1]
     assert seconds == [30, 60, 120, 240, 480, 600, 600]
-    # it was quick for ten minutes
+    # ten minutes without a slow job
     now += 601
     history.record(took_s=1.0, is_waiting=False, now=now)
     assert slow_for(history, now) == 30

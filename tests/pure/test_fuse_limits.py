@@ -1,4 +1,4 @@
-"""How much a pod may ask the FUSE broker for."""
+"""How many requests and mounts the FUSE broker allows."""
 
 import contextlib
 from collections import Counter

@@ -1,4 +1,4 @@
-"""How the FUSE broker is deployed: what it may, who may use it, and what the chart says of it."""
+"""How the FUSE broker is deployed: its permissions, who may use it, and its part of the chart."""
 
 import functools
 import tempfile
@@ -141,7 +141,7 @@ TEMPLATED: Final[dict[str, Callable[[Any], Any]]] = {
 def refused(
     kind: str, new: Any, *, old: Any = None, labels: dict[str, str] | None = None
 ) -> list[str]:
-    """Return what the policy says against an object in a namespace with these labels."""
+    """Return the messages with which the policy refuses an object in a namespace with labels."""
     policy = only("minimal", "ValidatingAdmissionPolicy")["spec"]
     namespace = {"metadata": {} if labels is None else {"labels": labels}}
     known = {

@@ -1,4 +1,4 @@
-"""What has become of the mounts of pods, as looks at them show."""
+"""The conditions of the FUSE mounts of pods, as repeated checks find them."""
 
 from typing import Final
 
@@ -30,7 +30,7 @@ def mount(connection: int = 40, pod_uid: str = "a") -> mounts.Mount:
 
 
 class Watch:
-    """A mount that is looked at every five seconds."""
+    """A mount that is checked every five seconds."""
 
     def __init__(self) -> None:
         self.mounts = mounts.Mounts(LIMITS)
@@ -38,7 +38,7 @@ class Watch:
         self.now = 0.0
 
     def look(self, look: mounts.Look | None, *, times: int = 1) -> list[tuple[str, bool, str]]:
-        """Return which conditions began and ended in these looks."""
+        """Check the mount; return which conditions began and ended."""
         changes = []
         for _ in range(times):
             changes += self.mounts.look({mount().id: look}, now=self.now)
@@ -86,9 +86,9 @@ def test_a_daemon_that_works_does_not_hang_though_as_many_wait_as_before() -> No
     watch = Watch()
     for look in range(100):
         assert watch.look(waits(1, worked=look)) == []
-    # it stops: at the end of the second minute it has not worked at all
+    # it stops: at the end of the second minute, it has not worked at all
     assert watch.look(waits(2, worked=99), times=30) == [BEGINS_HUNG]
-    # and goes on: seen at the end of the next minute
+    # it continues, which is found at the end of the next minute
     assert watch.look(waits(2, worked=200), times=13) == [(HUNG, False, "")]
 
 
@@ -152,7 +152,7 @@ def test_conditions_agree_with_what_was_seen(looks: list[tuple[float, mounts.Loo
     for pause, look in looks:
         now += pause
         for change in watched.look({mount().id: look}, now=now):
-            # each change is one: nothing begins twice or ends without having begun
+            # no condition begins twice or ends without having begun
             assert change.holds is (change.condition not in held)
             held ^= {change.condition}
         assert set(watched.conditions(mount())) == held

@@ -29,7 +29,7 @@ MAIN: Final = grants.Container(id="id-main", namespace="default", pod="web", nam
 
 
 def fed(reader: wire.FrameReader, sent: bytes, cuts: Sequence[int]) -> list[wire.Frame]:
-    """Feed bytes in pieces."""
+    """Feed bytes in pieces; return the frames that they contain."""
     edges = [0, *sorted(cut % (len(sent) + 1) for cut in cuts), len(sent)]
     pieces = itertools.pairwise(edges)
     return [frame for begin, end in pieces for frame in reader.feed(sent[begin:end])]

@@ -1,4 +1,4 @@
-"""What becomes of the options of fusermount."""
+"""How options of fusermount become parameters of a mount, or are refused."""
 
 import hypothesis
 import hypothesis.strategies as st

@@ -1,4 +1,4 @@
-"""The gate: which tokens are believed, for which node, for how long; and nothing else is."""
+"""The gate: which tokens it accepts, for which node and for how long; it refuses all others."""
 
 import dataclasses
 import json
@@ -27,12 +27,12 @@ PUBLIC = tokens.public_keys(SET)
 
 
 def keyring_at(at: float) -> tokens.Keyring:
-    """Return the keys as they were heard at this time."""
+    """Return a keyring whose keys were fetched at this time."""
     return tokens.Keyring(issuer=token_issuer.ISSUER, keys=PUBLIC, fetched_at=at)
 
 
 def decided(token: str, *, at: float = NOW, ring: tokens.Keyring | None = None) -> object:
-    """Return who a token is of, or why it is refused; the API server is there if not said."""
+    """Return the bearer of a token, or why it is refused; by default, the keys are up to date."""
     ring = ring or keyring_at(at)
     try:
         return tokens.verify(token, RULES, KEYS, ring=ring, at=at)
@@ -45,7 +45,7 @@ def claims(node: str = "node-a", **changed: Any) -> token_issuer.Claims:
 
 
 def bound(**changed: Any) -> token_issuer.Claims:
-    """Return claims whose `kubernetes.io` differs in these."""
+    """Return claims with these changes in `kubernetes.io`."""
     whole = claims()
     return whole | {"kubernetes.io": whole["kubernetes.io"] | changed}
 
@@ -81,12 +81,12 @@ PEM = (
 
 
 def deep(start: bytes) -> str:
-    """Return a token whose header nobody can read to its end, nor has signed."""
+    """Return an unsigned token whose header is nested too deeply to be parsed."""
     return f"{nkeys.to_base64(start + b'[' * 2300)}.e30.e30"
 
 
 def tampered() -> str:
-    """Return a token whose claims name another node than what was signed."""
+    """Return a token whose claims name another node than the signed claims."""
     head, _, mark = token_issuer.token(claims()).split(".")
     return f"{head}.{nkeys.to_base64(json.dumps(claims('node-b')).encode())}.{mark}"
 
@@ -195,12 +195,12 @@ def test_of_two_keys_with_one_id_either_may_have_signed() -> None:
 def test_while_the_api_server_is_unavailable_an_admitted_plugin_is_admitted_again() -> None:
     token = token_issuer.token(claims(lasts_s=720))
     assert decided(token, at=NOW + 800) == Reason.EXPIRED
-    # heard 800 s ago, and then the token was good for 720 s more
+    # the keys were fetched 800 s ago, when the token was valid for 720 s more
     outcome = decided(token, at=NOW + 800, ring=keyring_at(NOW))
     assert isinstance(outcome, tokens.Bearer)
     assert outcome.lifetime_s == 720
     assert decided(token, at=NOW + 800, ring=keyring_at(NOW + 790)) == Reason.EXPIRED
-    # away from us is not away from everybody
+    # the API server may issue tokens though the gate cannot reach it
     new = token_issuer.token(token_issuer.claims("node-a", at=NOW + 800))
     assert isinstance(decided(new, at=NOW + 800, ring=keyring_at(NOW)), tokens.Bearer)
     old = KEYS.age_max_s + 1

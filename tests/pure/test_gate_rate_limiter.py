@@ -1,4 +1,4 @@
-"""The gate's rate_limiter: who is refused, for how long, and that nobody else ever is."""
+"""The gate's rate limiter: which nodes are refused, and for how long; no other node ever is."""
 
 import itertools
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ def test_a_node_that_exceeds_a_rate_is_refused_for_a_while_each_time_and_watched
     for number in range(8):
         assert made.read("s", [], now=now) == NOTHING
         now += 1
-        # all that the reserve holds, which a penalty fills again, beside what the rate allows
+        # the whole reserve, which a penalty refills, and what the rate allows in a second
         assert made.read("s", [sent(number, 110)], now=now) == NOTHING
         now += 1
         (violation,) = made.read("s", [sent(number, 121, 7)], now=now).violations
@@ -36,7 +36,7 @@ def test_a_node_that_exceeds_a_rate_is_refused_for_a_while_each_time_and_watched
             refused_s=10,
         )
         assert made.penalties(now) == [Penalty(node="a", rest_s=10)]
-        # whatever it still sends changes nothing, and its connections are closed
+        # further messages change nothing, and its connections are closed
         assert made.read("s", [sent(number, 10**6)], now=now + 1) == Decision((number,), ())
         now += 3
         assert made.refused_s("a", now) == 7
@@ -53,7 +53,7 @@ def test_after_a_penalty_a_node_has_only_what_it_regained() -> None:
     made = rate_limiter.RateLimiter(config.Rates(messages_per_s=10, burst_s=60, refuse_s=10))
     assert made.read("s", [], now=0) == NOTHING
     assert len(made.read("s", [sent(1, 10**6)], now=1).violations) == 1
-    # 100 of its penalty, and 10 of the second in which they were sent
+    # 100 regained during the penalty, and 10 in the second in which they were sent
     assert made.read("s", [], now=11) == NOTHING
     assert made.read("s", [sent(2, 110)], now=12) == NOTHING
     assert len(made.read("s", [sent(2, 121)], now=13).violations) == 1
@@ -61,12 +61,12 @@ def test_after_a_penalty_a_node_has_only_what_it_regained() -> None:
 
 def test_bytes_count_as_messages_do_and_so_does_a_connection_that_was_never_read() -> None:
     made = rate_limiter.RateLimiter(RATES)
-    # its server has not reported yet: it may have sent at its rates
+    # its server has not reported yet: it may have used its rate and its reserve
     assert made.closed("s", sent(1, 0, 11_000), now=1) is None
     violation = made.closed("s", sent(2, 0, 1_001), now=1)
     assert violation is not None
     assert (violation.reason, violation.bytes) == ("more than 1000 bytes a second", 12_001)
-    # what was read before is not counted again
+    # messages of an earlier report are not counted again
     again = rate_limiter.RateLimiter(RATES)
     for now in (1, 2, 3):
         assert again.read("s", [sent(1, 100)], now=now) == NOTHING
@@ -87,7 +87,7 @@ def test_many_short_connections_are_allowed_no_more_than_a_single_one(
     ids, total = itertools.count(), 0
     for step in range(1, 400):
         now = step * open_s
-        # each is within the rate as long as it is open
+        # each connection is within the rate while it is open
         each = int(10 * open_s) + 1
         closed = [sent(next(ids), each, age_s=open_s) for _ in range(at_once)]
         total += each * at_once
@@ -109,7 +109,7 @@ def test_the_connections_of_a_node_share_its_rates_and_the_oldest_of_too_many_ar
     )
     assert made.read("t", [], now=1) == NOTHING
     assert made.read("s", [*three, sent(3, 0)], now=1) == Decision((2,), ())
-    # none of them sends more than the rate, all of them together do
+    # no connection exceeds the rate, but all together do
     for now in range(2, 14):
         each = [sent(number, now * 9 - 9) for number in range(2)]
         assert made.read("s", each, now=now).violations == ()
@@ -135,7 +135,7 @@ def test_gates_adopt_what_others_announce_and_a_delay_never_adds_up() -> None:
 def test_a_gate_that_starts_does_not_punish_what_was_sent_over_days() -> None:
     made = rate_limiter.RateLimiter(RATES)
     assert made.read("s", [sent(1, 10**7, 10**9, age_s=10**6)], now=0) == NOTHING
-    # it counts from the beginning after a pause as well
+    # after a pause, the rate applies to all the time since the last report
     assert made.read("s", [sent(1, 10**7 + 900, 10**9, age_s=10**6)], now=100) == NOTHING
 
 

@@ -1,4 +1,4 @@
-"""The generated files say what the code says: schemas, and the AsyncAPI document."""
+"""The generated files, schemas and the AsyncAPI document, agree with the code."""
 
 import json
 import re

@@ -16,7 +16,7 @@ CAPS = {"gpu3/gi5/access": 30, "gpu3/gi5/ci0/access": 31}
 
 
 def device(number: int) -> gpu.Device:
-    """Return a GPU whose device node has another number than its index."""
+    """Return a GPU whose minor number differs from its index."""
     name = f"GPU-{number}"
     return gpu.Device(part=gpu.Part(gpu=name), uuid=name, index=str(number), minor=number + 2)
 
@@ -45,7 +45,7 @@ def node(path: str, root: str = "") -> advertised.DeviceSpec:
     return advertised.DeviceSpec(host_path=root + path, container_path=path, permissions="rw")
 
 
-# What NVIDIA's plugin answers by each strategy (k8s-device-plugin 1b826ac, server.go)
+# The responses of NVIDIA's plugin for each strategy (k8s-device-plugin 1b826ac, server.go)
 
 
 @pytest.mark.parametrize(
@@ -277,7 +277,7 @@ def test_an_imex_channel_that_is_not_there_is_left_out_or_missed() -> None:
     assert container_spec.missing_channel(needed, ()) == expected_text
 
 
-# What may not be given
+# Requests that are refused
 
 
 def unit(name: str, minor: int | None = 0) -> advertised.Unit:

@@ -1,4 +1,4 @@
-"""The tables of `gpu_health` and `gpu_recovery`, and what holds after any sequence of sights."""
+"""The tables of `gpu_health` and `gpu_recovery`, and what holds after any observations."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
@@ -39,7 +39,7 @@ FINE = gpu.Poll(
     gpu="GPU-a", at=START, recovery_action=0, ecc_uncorrected=0, slowdowns=(), nvlinks_down=()
 )
 MUTE = gpu.Poll(gpu="GPU-a", at=START)
-"""What a driver answers that supports nothing of it."""
+"""The answer of a driver that supports none of these queries."""
 LOST = gpu.Poll(gpu="GPU-a", at=START, error="GPU_IS_LOST")
 UNKNOWN = gpu.Poll(gpu="GPU-a", at=START, error="UNKNOWN")
 
@@ -49,7 +49,7 @@ def poll(**error_text: object) -> gpu.Poll:
 
 
 class Story:
-    """A machine, its clock, and what holds by what it said."""
+    """A state machine, its clock, and the faults that it has reported as begun and not ended."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class Story:
         self.holding: dict[tuple[gpu.Part, str], gpu.FaultBegan] = {}
 
     def see(self, event: gpu.Scan | gpu.Observation, *, after: float = 0.0) -> list[str]:
-        """See something; return what came of it, in short."""
+        """Pass a scan or an observation to the machine; return the changes in short form."""
         self.now += after
         return self.take(self.machine.receive(stamped(event, self.now), self.now))
 
@@ -71,7 +71,7 @@ class Story:
         return self.see(gpu.Xid(part=part, xid=number, at=START), after=after)
 
     def polls(self, observation: gpu.Poll, count: int, *, every: float = 10.0) -> list[str]:
-        """Poll again and again; return what came of it, with the number of the poll."""
+        """Poll repeatedly; return the changes, each with the number of its poll."""
         changes = []
         for at in range(1, count + 1):
             changes += [f"{at}: {change}" for change in self.see(observation, after=every)]
@@ -84,7 +84,7 @@ class Story:
         return self.take(self.machine.tick(due))
 
     def wait(self, seconds: float) -> None:
-        """Let time pass, as one who is there whenever something is due."""
+        """Let time pass, and handle every deadline when it is due."""
         until = self.now + seconds
         while (due := self.machine.next_deadline()) is not None and due <= until:
             self.tick()
@@ -111,7 +111,7 @@ def short(changes: gpu.FaultChange) -> str:
     return f"{sign}{changes.effect} {changes.code}{inner}"
 
 
-# What begins: the table of gpu_health, row by row
+# Faults that begin: the table of gpu_health, row by row
 
 SEEN: list[tuple[gpu.Observation, list[str]]] = [
     (gpu.Xid(part=A, xid=13, at=START), []),
@@ -136,7 +136,7 @@ SEEN: list[tuple[gpu.Observation, list[str]]] = [
     (poll(remap_pending=True), ["+degraded remap-pending"]),
     (poll(remap_failed=True), ["+unhealthy remap-failed"]),
     (poll(retired_pending=True), ["+degraded retired-pending"]),
-    (poll(ecc_uncorrected=7), []),  # since the driver was loaded: the time is unknown
+    (poll(ecc_uncorrected=7), []),  # a count since the driver was loaded; the time is unknown
     (poll(slowdowns=("HW_THERMAL",)), []),
     (poll(nvlinks_down=(2, 5)), ["+degraded nvlink-down"]),
     (poll(fabric="not_supported"), []),
@@ -255,7 +255,7 @@ def test_a_process_that_stood_still_says_nothing_of_gpus_that_it_could_not_hear_
     assert story.tick() == ["+unmonitored unpolled"]
 
 
-# What ends: the table of gpu_recovery, row by row
+# Faults that end: the table of gpu_recovery, row by row
 
 ENDS: list[tuple[str, gpu.Poll | int, gpu.Poll, str]] = [
     ("a state", poll(nvlinks_down=(1,)), FINE, "3: -degraded nvlink-down"),
@@ -397,7 +397,7 @@ def test_whose_policy_degrades_sees_the_same_road_back() -> None:
     assert story.polls(FINE, 6) == ["6: -degraded xid-94"]
 
 
-# Somebody's word
+# Reported repairs
 
 
 def test_what_a_person_calls_repaired_ends_with_one_good_poll() -> None:
@@ -502,7 +502,7 @@ def test_quiet_is_bounded(
     assert changes == needed
 
 
-# Looks
+# Scans
 
 
 def scan(*polls: gpu.Poll, **error_text: object) -> gpu.Scan:
@@ -587,9 +587,9 @@ MATCHES = [
     ((3, 0), (3, None), True),
     ((5, 0), (3, None), False),
     ((3, 0), (None, 0), True),
-    ((3, 1), (None, 0), True),  # NVIDIA: False. An event without a GPU instance is of the whole GPU
+    ((3, 1), (None, 0), True),  # NVIDIA: False; without a GPU instance, it is about the GPU
     ((3, 0), (None, None), True),
-    # further ones
+    # further cases
     ((3, 1), (3, 0), False),
     ((None, None), (3, 0), True),
 ]
@@ -606,7 +606,7 @@ def test_an_xid_affects_the_devices_that_nvidia_s_plugin_marks(
     assert bool(story.effects(gpu.Part(gpu="GPU-a", gi=device[0], ci=device[1]))) is expected
 
 
-# What holds after anything
+# What holds after any sequence of observations
 
 PARTS = st.sampled_from([A, MIG3, MIG5, gpu.Part(gpu="GPU-a", gi=3)])
 MAYBE = st.sampled_from([None, True, False])
@@ -674,7 +674,7 @@ def test_every_finding_begins_once_ends_once_and_says_why(steps: Steps) -> None:
 @given(ANYTHING)
 @settings(max_examples=100, deadline=None)
 def test_never_healthy_while_a_fault_holds_or_is_fresh(steps: Steps) -> None:
-    """Restate the rules of recovery as one slow look back over everything that was seen."""
+    """Check the rules of recovery against the whole history of observations."""
     story = Story()
     past: Steps = []
     for wait, event in steps:

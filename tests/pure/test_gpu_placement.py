@@ -17,7 +17,7 @@ def whole(number: int) -> advertised.Unit:
 
 
 def unit(name: str, parent: str = "", gi: int | None = None) -> advertised.Unit:
-    """A GPU or MIG device, or a replica of one: `GPU-a::0`, or `a-replica-0`."""
+    """Return a GPU or MIG device, or a replica of one: `GPU-a::0`, or `a-replica-0`."""
     physical = re.split("::|-replica-", name)[0]
     part = gpu.Part(gpu=parent or physical, gi=gi, ci=None if gi is None else 0)
     device = gpu.Device(part=part, uuid=physical, index="0", minor=0)
@@ -32,7 +32,7 @@ def replicas(**counts: int) -> dict[str, advertised.Unit]:
     return existing(*(f"{name}::{at}" for name, count in counts.items() for at in range(count)))
 
 
-# Machines, by what is published of them
+# Machines, as published documents describe them
 
 
 def machine(
@@ -40,9 +40,9 @@ def machine(
     nvlinks: str = "",
     between: gpu.TopologyLevel = gpu.TopologyLevel.HOST_BRIDGE,
 ) -> Links:
-    """Say what joins the GPUs: those in a list are below one switch, those of a socket `between`.
+    """Return the link between each two GPUs: one switch in a list, `between` in a socket.
 
-    `nvlinks` are written as `0-3x2`: two links.
+    `0-3x2` in `nvlinks` means two NVLinks between the GPUs 0 and 3.
     """
     place = {
         at: (socket, switch)
@@ -62,7 +62,7 @@ def machine(
 
 
 RTX8000 = machine([[[0], [1]], [[2], [3]]], "0-3x2 1-2x2", between=gpu.TopologyLevel.NODE)
-# the hybrid cube mesh of DGX-1, with four links a GPU, and with six
+# the hybrid cube mesh of DGX-1, with four links per GPU, and with six
 PASCAL = machine(
     [[[0, 2], [1, 3]], [[4, 6], [5, 7]]],
     "0-1x1 0-2x1 0-3x1 1-2x1 1-3x1 2-3x1 4-5x1 4-6x1 4-7x1 5-6x1 5-7x1 6-7x1 "
@@ -73,7 +73,7 @@ VOLTA = machine(
     "0-1x1 0-2x1 0-3x2 1-2x2 1-3x1 2-3x2 4-5x1 4-6x1 4-7x2 5-6x2 5-7x1 6-7x2 "
     "0-4x2 1-5x2 2-6x1 3-7x1",
 )
-# all behind NVSwitch: the bus decides
+# all GPUs are behind NVSwitch, so the PCI bus decides
 DGX2 = machine(
     [[[0, 1], [2, 3], [4, 5], [6, 7]], [[8, 9], [10, 11], [12, 13], [14, 15]]],
     between=gpu.TopologyLevel.NODE,
@@ -119,7 +119,7 @@ def test_gpus_of_a_dgx1_are_chosen_as_by_nvidias_allocator(
     assert aligned(VOLTA, available, required, size) == result
 
 
-# The same table; there the answer is empty
+# Cases of the same table for which that allocator returns no GPU
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_what_must_be_included_is_named_even_where_that_cannot_be(
     assert aligned(VOLTA, available, required, size) == result
 
 
-# besteffort_test.go and staticdgx_test.go: one request after the other, until nothing is left
+# besteffort_test.go and staticdgx_test.go: one request after the other
 
 
 @pytest.mark.parametrize(
@@ -195,7 +195,7 @@ def prefer(
     )
 
 
-# Cases of k8s-device-plugin, internal/rm/allocate_test.go; ties are by id here
+# Cases of k8s-device-plugin, internal/rm/allocate_test.go; here, ids decide ties
 
 GREEDY = [
     (DISTRIBUTED, replicas(a=4, b=4), 2, ["a::0", "b::0"]),
@@ -207,7 +207,7 @@ GREEDY = [
     (PACKED, replicas(a=4, b=4), 4, ["a::0", "a::1", "a::2", "a::3"]),
     (PACKED, replicas(a=4, b=4), 5, ["a::0", "a::1", "a::2", "a::3", "b::0"]),
     (PACKED, replicas(a=4), 1, ["a::0"]),
-    # an error there, and the request fails; a short answer here
+    # NVIDIA's plugin fails the request; here, fewer devices are returned
     (DISTRIBUTED, replicas(a=2), 5, ["a::0", "a::1"]),
     (PACKED, replicas(a=2), 5, ["a::0", "a::1"]),
     # shared GPUs are never aligned
@@ -252,7 +252,7 @@ def test_mig_devices_are_spread_over_their_gpus_or_packed_into_them() -> None:
 
 
 # Cases of the iktos plugin 9394ddf, cmd/nvidia-device-plugin/replica_test.go prioritizeDevices. It
-# too takes from GPUs that are not in the request yet, but then from others, with an error
+# also chooses GPUs that are not in the request yet; if there are none, it adds others and an error
 
 
 def of(text: str) -> list[str]:
@@ -271,13 +271,13 @@ def of(text: str) -> list[str]:
         ("a1 b1 c1 d1 e1 f1 g1 h1", "", 1, "a1"),
         ("a0 a1 a2 b1", "", 0, ""),
         ("", "", 1, ""),
-        # NonUniqueError there: a GPU would be given twice; here the answer is short
+        # the iktos plugin: NonUniqueError for a GPU given twice; here, fewer devices are returned
         ("a0 a1 a2 b1", "", 3, "a0 b1"),
         ("a0 a1 a2 b2 b1", "a2", 3, "a2 b1"),
         ("a0 a1 a2 b1", "", 5, "a0 b1"),
-        # what must be included is named, and Allocate refuses
+        # all required ids are returned, and Allocate refuses them
         ("a0 a1 a2 b1", "a2 b1 a1", 3, "a2 b1 a1"),
-        # an error there: it is not available
+        # an error of the iktos plugin: the device is not available
         ("a0 a1", "a2", 1, "a2"),
         ("a0 a1", "b2", 1, "b2"),
     ],
@@ -290,7 +290,7 @@ def test_exclusive_takes_one_replica_of_each_gpu(
     assert chosen == of(result)
 
 
-# Whatever is asked
+# Any request
 
 IDS = st.lists(st.sampled_from([*replicas(a=3, b=2), "GPU-c", "GPU-d", "nope", ""]), max_size=12)
 SOME = {**replicas(a=3, b=2), **existing("GPU-c", "GPU-d")}

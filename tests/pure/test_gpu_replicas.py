@@ -1,4 +1,4 @@
-"""From GPUs and rules to units: NVIDIA's MIG strategies, names and sharing, and what always holds.
+"""From GPUs and rules to units: NVIDIA's MIG strategies, names and sharing, and invariants.
 
 Origins: NVIDIA/k8s-device-plugin v0.20 internal/rm/device_map.go (strategies, sharing and its
 errors) and device_map_test.go; iktos/k8s-gpu-sharing-plugin 9394ddf0 README.
@@ -30,7 +30,7 @@ def uuid(number: int, kind: str = "GPU") -> str:
 def card(
     index: int, *profiles: str, mig: bool | None = None, product: str = "NVIDIA A100-SXM4-40GB"
 ) -> vocabulary.Gpu:
-    """Return a GPU; its MIG devices are called by profile, one after the other."""
+    """Return a GPU with one MIG device for each profile."""
     return vocabulary.Gpu(
         uuid=uuid(index),
         product=product,

@@ -20,7 +20,7 @@ def symmetric(count: int, weights: list[int]) -> Matrix:
 
 
 def tree(places: list[int]) -> Matrix:
-    """Pairs below one switch, fours below switches, eights to a socket."""
+    """Return the weights of a tree: pairs share a switch, fours a switch above, eights a socket."""
 
     def weight(subset: int, other: int) -> int:
         sizes = {2: 50, 4: 40, 8: 20}
@@ -51,7 +51,7 @@ def divisions(left: tuple[int, ...], size: int) -> list[list[tuple[int, ...]]]:
 
 
 def slowly(joined: Matrix, size: int, required: tuple[int, ...]) -> tuple[int, ...]:
-    """Look at every division, in order; the first of the best counts, and its first best set."""
+    """Return the best set of the best of all divisions; the first of equals is chosen."""
     able = []
     for division in sorted(divisions(tuple(range(len(joined))), size), key=padded(len(joined))):
         sets = [subset for subset in division if len(subset) == size and {*required} <= {*subset}]
@@ -62,7 +62,7 @@ def slowly(joined: Matrix, size: int, required: tuple[int, ...]) -> tuple[int, .
 
 
 def padded(count: int) -> Callable[[list[tuple[int, ...]]], list[tuple[int, ...]]]:
-    """The smaller set is filled up with what comes after all others."""
+    """Return a sort key that pads smaller sets with a number that sorts last."""
     return lambda division: [subset + (count,) * (count - len(subset)) for subset in division]
 
 

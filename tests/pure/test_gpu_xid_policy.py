@@ -23,7 +23,7 @@ PRESETS = {
 COMPATIBLE, CATALOGUE = gpus.Preset.NVIDIA_COMPATIBLE, gpus.Preset.CATALOGUE
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "gpu-health.md"
 SIX = {13, 31, 43, 45, 68, 109}
-"""What NVIDIA's plugin ignores (internal/rm/health.go)."""
+"""The XIDs that NVIDIA's plugin ignores (internal/rm/health.go)."""
 
 
 def policy_of(
@@ -99,7 +99,7 @@ def test_the_catalogue_preset_does_what_each_bucket_says() -> None:
 
 
 DEFENSIBLE = {46, 48, 54, 62, 64, 74, 79, 95, 110, 119, 120, 136, 140, 143, 155, 156, 158}
-"""What every source can defend as fatal, though not each says so."""
+"""XIDs that every source could justify as fatal, though not all of them do."""
 
 
 @pytest.mark.parametrize("preset", gpus.Preset)
@@ -214,7 +214,7 @@ PARSED = [
     (",68", {68}),
     ("68,67", {67, 68}),
     ("68,not-an-int,67", {67, 68}),
-    # and what Go's ParseUint and the code around it say of these
+    # further texts, as Go's ParseUint and the code around it read them
     ("+68", set[int]()),
     ("6_8", set[int]()),
     ("٦٨", set[int]()),
@@ -249,7 +249,7 @@ LISTED = [
     ("", "all", set[int]()),
     ("11", "11", SIX),
     ("", "31", SIX - {31}),
-    # further ones
+    # further cases
     ("11", "", {11, *SIX}),
     ("ALL", "", {11, *SIX, 555}),
     ("11, Xids ,12", "", {11, *SIX, 555}),

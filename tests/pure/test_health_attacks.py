@@ -1,4 +1,4 @@
-"""Rules that hold since a hostile or unlucky world once broke the detector."""
+"""Regression tests for hostile or unfortunate inputs that once broke the detector."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ RESTARTS = config.Remediation(mode=config.RemediationMode.RESTART_PLUGIN)
 
 @dataclass
 class Told(Plugin):
-    """A plugin of which Kubernetes says what it likes."""
+    """A simulated plugin for which a test can set the facts that Kubernetes reports."""
 
     known: signals.Facts | None = None
 
@@ -25,8 +25,8 @@ class Told(Plugin):
 
 
 def world_of(*nodes: str, expected: bool = True, **how: object) -> World:
-    """Return a world in which all are well, and expected."""
-    world = World(*nodes, **how)  # type: ignore[arg-type]  # by name
+    """Return a world in which all plugins are healthy and, by default, expected."""
+    world = World(*nodes, **how)  # type: ignore[arg-type]  # keywords
     world.plugins = {node: Told(node, interval_s=world.interval_s) for node in nodes}
     if expected:
         expect(world, *nodes)
@@ -137,7 +137,7 @@ def test_an_alert_from_before_all_state_was_lost_is_resolved_when_its_plugin_is_
 def test_a_backlog_that_is_read_late_proves_nothing_about_a_clock() -> None:
     world = world_of("a", "b", expected=False)
     for _ in range(5):
-        # health stands still for 25 s, and reads all at once what came meanwhile
+        # health is suspended for 25 s, and then reads all heartbeats of that time at once
         backlog = []
         for _ in range(25):
             world.now += 1.0
@@ -147,7 +147,7 @@ def test_a_backlog_that_is_read_late_proves_nothing_about_a_clock() -> None:
             for beat in backlog
         ]
         hear(world, signals.HeartbeatsArrived(heartbeats=late))
-        world._beats_due = world.now + 1.0  # the world stood still, too
+        world._beats_due = world.now + 1.0  # the heartbeats until now are in the backlog
         world.run(5.0)
     assert world.alerts() == []
 
@@ -300,7 +300,7 @@ def test_nodes_that_always_have_new_alerts_do_not_delay_the_alerts_of_others() -
                 reason="r",
             )
             hear(world, signals.FromPlugin(event=event, instance="one", sequence=second))
-        # until then, nobody is known to have new alerts often
+        # before that, no node is known to have new alerts often
         if second > 180 and second % 30 == 20:
             killed_at[others.pop()] = world.now
             world.kill(list(killed_at)[-1])
@@ -330,14 +330,14 @@ def test_after_many_changes_at_once_an_alert_is_late_by_a_second_at_most() -> No
         events = world.published.values()
         return [e.resource for e in events if isinstance(e, vocabulary.AlertChanged)]
 
-    # so many changes are not evaluated one by one
+    # this many changes are not evaluated one by one
     assert alerted() == ["x/first"]
     world.run(1.1)
     assert alerted() == ["x/first", "x/last"]
 
 
 class Storing(World):
-    """A world that counts what is stored of plugins."""
+    """A world that records the size of each stored state of a plugin."""
 
     def __init__(self, *nodes: str, bounds: config.Bounds) -> None:
         self.sizes: list[int] = []
@@ -372,10 +372,10 @@ def test_a_plugin_whose_devices_change_all_the_time_is_stored_and_updated_seldom
     updates = [e for e in published if e.change]
     allowed = seconds / bounds.update_s
     assert len(updates) <= 8 + allowed
-    # one opening or update is stored before and after it is published
+    # each new or updated alert is stored before and after it is published
     assert len(world.sizes) <= 2 * (8 + len(updates)) + 32 + allowed
     assert max(len(msgspec.json.encode(e)) for e in published) < 16_384
-    # those that have been out of date for longest come first
+    # the alerts that have been out of date for longest are updated first
     assert {e.resource for e in updates[-8:]} == {f"x/{number}" for number in range(8)}
 
 

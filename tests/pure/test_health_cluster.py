@@ -256,7 +256,7 @@ def test_a_changed_pod_costs_its_own_node_and_no_other() -> None:
     (now,) = fleet.expected_nodes(9.0)
     assert now["a"].revision == "r1"
     assert all(now[name] is before[name] for name in "bc")
-    # a change that leaves everything as it was is not reported
+    # a change without effect is not reported
     fleet.membership.put_pod("p", pod("u2", "a", "r1", "1"))
     fleet.membership.drop_pod("p", pod("u1", "a", "r1", "1"))
     assert fleet.membership.changes(10.0) == []
@@ -380,21 +380,21 @@ DATABASE = listed_pod("database", path="/data")
         ([OF_NVIDIA, UNKNOWN], "nvidia.com/gpu", "uid-unknown", ("n/unknown",)),
         ([OF_NVIDIA, STATIC_PLUGIN], "x.example/y", "hash-1", ("n/static",)),
         ([UNKNOWN], "x.sock", "uid-unknown", ("n/unknown",)),
-        # an agent that was taken over names a pod of somebody else
+        # a compromised agent names a pod of another application
         ([DATABASE], "x.example/y", "uid-database", None),
         ([DATABASE, OF_NVIDIA], "nvidia.com/gpu", "uid-database", ("n/nvidia",)),
         ([OF_NVIDIA], "x.example/y", "uid-nvidia", None),
         ([OURS], "x.example/y", "uid-ours", None),
         ([STATIC], "x.example/y", "hash-1", None),
-        # the pod that served is gone: these may have replaced it
+        # the pod that served no longer exists: these may have replaced it
         ([OF_NVIDIA], "nvidia.com/gpu", "uid-gone", ("n/nvidia",)),
         ([UNKNOWN], "x.example/y", "uid-gone", ()),
-        # nothing but a pod of a known plugin could serve it
+        # only a pod of a known plugin could serve it
         ([], "nvidia.com/gpu", "", ()),
         ([EXPORTER, OURS, STATIC], "nvidia.com/gpu", "", ()),
-        # a pod that nobody knows may be the plugin
+        # an unknown pod may be the plugin
         ([UNKNOWN], "nvidia.com/gpu", "", None),
-        # nobody knows how this one runs
+        # how this plugin runs is unknown
         ([], "x.example/y", "", None),
         ([OF_NVIDIA], "x.example/y", "", None),
     ],

@@ -21,7 +21,7 @@ MANY = 10_000
 
 @dataclass
 class Plugin:
-    """The truth about one plugin that beats once a second, behind the bus."""
+    """A simulated plugin that sends a heartbeat each second, with its actual condition."""
 
     node: str
     alive: bool = True
@@ -51,7 +51,7 @@ class Plugin:
 
 
 class World:
-    """A virtual clock, a bus that can go, plugins, and a health service that can crash."""
+    """A virtual clock, plugins, a bus that can fail, and a health service that can crash."""
 
     def __init__(self, *nodes: str) -> None:
         self.now = 0.0
@@ -68,7 +68,7 @@ class World:
         self._beats_due = 0.3
         self._boot()
 
-    # what happens out there
+    # events outside health
 
     def kill(self, node: str) -> None:
         plugin = self.plugins[node]
@@ -132,10 +132,10 @@ class World:
             self._turn()
         self.now = max(end, self.now)
 
-    # what health makes of it
+    # results of health
 
     def alerts(self) -> list[tuple[str, AlertKind, str]]:
-        """Return who alerts at the end of all that was told; assert that it was told in order."""
+        """Return the alerts that fire; assert that their changes were published in order."""
         firing: dict[str, vocabulary.AlertChanged] = {}
         for event in self.published.values():
             if not isinstance(event, vocabulary.AlertChanged):
@@ -206,7 +206,7 @@ class World:
                 self._feed(signals.HeartbeatArrived(heartbeat=plugin.beat()))
         while self._events:
             self._feed(self._events.pop(0))
-        # what was not acknowledged before a crash comes again, later than what followed it
+        # an event that was not acknowledged before a crash is delivered again, after later ones
         self._events, self._again = self._again, []
 
     def _report(self, plugin: Plugin, event: vocabulary.PluginEvent) -> None:
@@ -481,7 +481,7 @@ def play(world: World, steps: list[tuple[object, ...]]) -> None:
                 raise AssertionError(step)
 
 
-# what FLAPPING covers is due to be named while answers about it are awaited
+# the failure behind FLAPPING is due to be reported while queries about it are pending
 FLAPPING_UNDER_REVIEW = [
     ("part", "a"),
     ("run", 3.0),

@@ -1,4 +1,4 @@
-"""The pod runs, its log is clean, and the node offers 0: fewer devices than there were."""
+"""The alert about a plugin that has fewer devices than before, though its pod runs well."""
 
 from datetime import UTC, datetime
 
@@ -17,7 +17,7 @@ MIG = "nvidia.com/mig-1g.10gb"
 
 
 def world_of(devices: int = 8, **how: object) -> World:
-    world = World("a", **how)  # type: ignore[arg-type]  # by name
+    world = World("a", **how)  # type: ignore[arg-type]  # keywords
     world.plugins["a"].devices = devices
     world.plugins["a"].configuration = "one"
     world.run(10.0)
@@ -210,7 +210,7 @@ def test_a_device_that_is_plugged_in_again_under_another_name_counts_once() -> N
         instance="one",
         seq=2,
         interval_s=5.0,
-        # the old one leaves the list a minute after it went
+        # the old device stays in the list for a minute after it was unplugged
         resources=(vocabulary.ResourceBeat(name=CAMERA, devices=2, healthy=1),),
     )
     counts.observe(beat, 5.0)

@@ -44,15 +44,15 @@ def scene(**other: object) -> diagnosis.Observations:
         has_waited=False,
         now=100.0,
     )
-    return dataclasses.replace(whole, **other)  # type: ignore[arg-type]  # by name
+    return dataclasses.replace(whole, **other)  # type: ignore[arg-type]  # keywords
 
 
 def cluster_facts(**other: object) -> signals.Facts:
-    return dataclasses.replace(WELL, **other)  # type: ignore[arg-type]  # by name
+    return dataclasses.replace(WELL, **other)  # type: ignore[arg-type]  # keywords
 
 
 def pod(**other: object) -> tuple[signals.Pod, ...]:
-    return (dataclasses.replace(POD, **other),)  # type: ignore[arg-type]  # by name
+    return (dataclasses.replace(POD, **other),)  # type: ignore[arg-type]  # keywords
 
 
 JUST_NOW = {"silent_s": 2.0}
@@ -279,7 +279,7 @@ def test_a_connection_that_was_reset_is_waited_for_while_the_pod_is_well() -> No
     reset = scene(connections=link("Read Error", seconds=2.0), silent_s=3.0)
     assert diagnosis.diagnose(reset, SETTINGS) is None
     assert diagnosis.diagnose(dataclasses.replace(reset, cluster=None), SETTINGS) is None
-    # its beats may have been lost before, too
+    # its earlier heartbeats may have been lost, too
     assert diagnosis.diagnose(dataclasses.replace(reset, silent_s=27.4), SETTINGS) is None
 
 

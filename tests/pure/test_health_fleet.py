@@ -59,7 +59,7 @@ def test_a_kubelet_that_renews_its_lease_is_alive_though_its_socket_does_not_ans
 
 
 class Unanswered(World):
-    """The Kubernetes API answers nobody."""
+    """A world in which the Kubernetes API does not answer."""
 
     def learn(self, question: signals.AskCluster) -> tuple[float, signals.Input]:
         nothing = signals.ClusterAnswered(
@@ -257,7 +257,7 @@ def test_a_flapping_plugin_that_may_be_pausing_has_a_warning_until_patience_is_o
     assert changes(world) == [warning]
     assert last(world).summary.endswith("it fails repeatedly; now: UNREACHABLE")
     world.freeze("a")
-    # stuck after 14 s, and patience is 30 s
+    # STUCK after 14 s; `patience_s` is 30 s
     world.run(40.0)
     assert changes(world) == [warning, warning]
     assert last(world).summary.endswith("it fails repeatedly; now: STUCK")
@@ -308,7 +308,7 @@ def test_two_processes_that_send_heartbeats_alternately_are_a_split_brain() -> N
     world.mend("a")
     plugin.instance, plugin.seq = 1, 0
     for number in range(40):
-        assert world.alerts() == [] or number > 30  # a rollout may look so
+        assert world.alerts() == [] or number > 30  # a rollout may look the same
         world.run(0.5)
         beat = vocabulary.Heartbeat(
             node="a",
@@ -526,7 +526,7 @@ STEPS = st.lists(
 
 
 RESTORED = [("part", "a"), ("run", 1.0), ("freeze", "a"), ("crash_after", 2), ("run", 6.0)]
-"""What another replica stored replaces a state in which the plugin is suspected."""
+"""Steps in which a state stored by another replica replaces one that suspects the plugin."""
 
 
 @hypothesis.given(STEPS, st.sampled_from([1, 2]))
@@ -546,7 +546,6 @@ def test_whatever_happens_all_is_resolved_once_healthy(
     world.run(150.0)
 
     assert world.alerts() == []
-    # a plugin that was only ever heard by a process that crashed at once was told of by nobody
     assert {world.verdicts(node)[-1] for node in ("a", "b")} == {Verdict.HEALTHY}
 
 
@@ -565,7 +564,7 @@ def test_a_crash_at_any_point_changes_nothing_that_is_published(
             if number < len(at):
                 world.crash_after(at[number])
             getattr(world, name)(node)
-            # long enough for each wait, and for its beginning anew in another process
+            # long enough for each wait, also if another process starts it again
             world.run(650.0)
         return [world.named(node) for node in ("a", "b")]
 
@@ -589,7 +588,7 @@ def test_state_shows_since_when_a_failure_is_over_and_until_when_that_must_last(
         assert _recoveries(world) == (None, {"plugin_down": None})
         world.mend("a")
         world.run(4.0)
-    # 15 s: the time that a plugin without enough heartbeats needs is longer than the hold
+    # 15 s: too few heartbeats have arrived, so recovery takes longer than the hold
     assert _recoveries(world) == (15.0, {"plugin_down": 15.0})
 
 
@@ -605,7 +604,7 @@ def test_state_shows_since_when_a_device_that_failed_again_is_healthy() -> None:
 
 
 def _recoveries(world: World) -> tuple[float | None, dict[str, float | None]]:
-    """Return how long the only plugin and its alerts, by kind, must be well; None: they fail."""
+    """Return how long the plugin and its alerts, by kind, must stay well; None while they fail."""
     service = world.services[0]
     (shown,) = (plugin.shown(service.clock) for plugin in service.detector.plugins())
     encoded = msgspec.json.encode(shown)

@@ -1,4 +1,4 @@
-"""The FUSE broker is judged as plugins are, without devices; and mounts that do not work."""
+"""The FUSE broker, evaluated like a plugin without devices, and the alerts about its mounts."""
 
 from typing import Final
 
@@ -41,7 +41,7 @@ def mount(number: int, pod: str = "shop/web-0") -> vocabulary.FuseMount:
 
 
 def world_of(*nodes: str, **how: object) -> World:
-    world = World(*nodes, **how)  # type: ignore[arg-type]  # by name
+    world = World(*nodes, **how)  # type: ignore[arg-type]  # keywords
     world.broker(*nodes)
     world.run(10.0)
     assert [world.verdicts(node) for node in nodes] == [[Verdict.HEALTHY]] * len(nodes)

@@ -1,4 +1,4 @@
-"""How many modules one input passes through: what makes a change of health easy to follow."""
+"""How many modules an input passes through: few, so that the code of health is easy to follow."""
 
 from scripts import hops
 

@@ -1,4 +1,4 @@
-"""Whatever is received, the detector goes on, keeps little, and no plugin gets a verdict for it."""
+"""On any input, the detector continues, stays within its limits, and publishes evidence."""
 
 from datetime import UTC, datetime
 

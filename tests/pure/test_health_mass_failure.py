@@ -1,4 +1,4 @@
-"""Mass failures: who makes them and who cannot, and for how long a plugin may be suspended."""
+"""Mass failures: what causes one, what cannot, and for how long a plugin may be suspended."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -18,11 +18,11 @@ USUAL_S = {"kill": 3.0, "freeze": 20.0, "cut": 22.0}
 """How long the verdict takes if nobody interferes."""
 
 Act = tuple[float, frozenset[int], str]
-"""After so many seconds, all plugins of these hostile nodes do something."""
+"""A wait in seconds, the numbers of hostile nodes, and what all plugins on them do then."""
 
 
 class HostileWorld(World):
-    """A fleet in which some nodes send what they like."""
+    """A fleet in which some nodes are hostile: a test decides what they send."""
 
     def __init__(self, hostile: int, names: int = 8, honest: Sequence[str] = HONEST) -> None:
         self.hostile = [f"h{number}" for number in range(hostile)]
@@ -34,7 +34,7 @@ class HostileWorld(World):
         self.place(dict.fromkeys(honest, ("revision=r1",)), ("revision=r1",))
 
     def place(self, honest: Mapping[str, tuple[str, ...]], hostile: tuple[str, ...]) -> None:
-        """Let Kubernetes expect the plugins, with these causes that they may share."""
+        """Let Kubernetes expect the plugins, with the causes that their failures may share."""
         nodes = {node: signals.Expected(age_s=0.0, causes=each) for node, each in honest.items()}
         self._feed_all(signals.ExpectedNodes(plugin="p", nodes=nodes))
         nodes = {node: signals.Expected(age_s=0.0, causes=hostile) for node in self.hostile}
@@ -42,7 +42,7 @@ class HostileWorld(World):
             self._feed_all(signals.ExpectedNodes(plugin=name, nodes=nodes))
 
     def attack(self, acts: Sequence[Act], interval_s: float, until: float) -> None:
-        """Repeat these acts."""
+        """Repeat the acts until a time."""
         while self.now < until:
             for wait_s, nodes, act in acts:
                 self.run(wait_s)
@@ -85,9 +85,9 @@ class HostileWorld(World):
     def _connect(self, node: str, plugin: str, *, is_open: bool) -> None:
         where = {"node": node, "plugin": plugin, "server": "nats-0", "client": 0}
         self._feed_all(
-            signals.Connected(**where)  # type: ignore[arg-type]  # by name
+            signals.Connected(**where)  # type: ignore[arg-type]  # keywords
             if is_open
-            else signals.Disconnected(**where, reason="Client Closed")  # type: ignore[arg-type]  # by name
+            else signals.Disconnected(**where, reason="Client Closed")  # type: ignore[arg-type]  # keywords
         )
 
 
@@ -205,11 +205,11 @@ def test_who_dies_alone_during_a_mass_failure_is_judged_in_the_usual_time() -> N
     nodes = [f"n{number:02}" for number in range(40)]
     ended, closed, other, late = nodes[19], nodes[20], nodes[39], nodes[21]
     world = zone_a_cut_off(nodes)
-    # Kubernetes knows that its pod has ended; the others' are well
+    # Kubernetes reports that its pod has ended; the other pods are well
     world.plugins[ended].alive, world.plugins[ended].died_at = False, world.now
     world.freeze(other)
     world.run(4.0)
-    # its own side closes its connection; the others are silent
+    # its client closes the connection; the others are only silent
     world.kill(closed)
     world.run(2.5)
     assert failed(world) == {closed: Verdict.PLUGIN_DOWN}

@@ -67,12 +67,12 @@ def test_credentials_of_one_node_cannot_pass_for_another_whatever_user_they_name
 @pytest.mark.parametrize(
     ("user", "account"),
     [
-        # who has credentials chooses the user that is named
+        # a client with credentials can choose the user name in the advisory
         ("UABC", "MUSTER"),
         ("", "MUSTER"),
         ("plugin_b", "MUSTER"),
         ("device-plugin b", "MUSTER"),
-        # where users have passwords, accounts have no such names
+        # with passwords, the advisory names no account
         *((grant.user, "") for grant in permissions.central()),
     ],
 )

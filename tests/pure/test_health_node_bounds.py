@@ -1,4 +1,4 @@
-"""Which nodes health tracks: those that Kubernetes knows; until it has named them, only so many."""
+"""Which nodes health tracks: those of Kubernetes, or a limited number until these are listed."""
 
 from muster import vocabulary
 from muster_health.model import config, limits, signals, snapshot
@@ -6,7 +6,7 @@ from tests.worlds.detector_fleet import World
 
 
 def beat(node: str, plugin: str = "p") -> signals.HeartbeatArrived:
-    """Return a heartbeat of any node."""
+    """Return a heartbeat from a node."""
     return signals.HeartbeatArrived(
         heartbeat=vocabulary.Heartbeat(
             node=node, plugin=plugin, instance="i", seq=1, interval_s=1.0
@@ -15,7 +15,7 @@ def beat(node: str, plugin: str = "p") -> signals.HeartbeatArrived:
 
 
 def saved(node: str) -> signals.Restored:
-    """Return a saved state of any node."""
+    """Return a saved state for a node."""
     state = snapshot.Snapshot(
         node=node, plugin="p", state=snapshot.State.HEALTHY, interval_s=1.0, instance="i", seq=1
     )
@@ -23,13 +23,13 @@ def saved(node: str) -> signals.Restored:
 
 
 def tracked(world: World) -> set[str]:
-    """Return the nodes that health knows, as the reader of heartbeats follows them."""
+    """Return the tracked nodes, as the reader of heartbeats gets them."""
     _, nodes = world.services[0].detector.nodes()
     return set(nodes)
 
 
 def refusals(world: World) -> list[tuple[limits.Refusal | None, str]]:
-    """Return what was refused."""
+    """Return the reason and the node of each refusal."""
     return [
         (out.refusal, out.node)
         for out in world.noted

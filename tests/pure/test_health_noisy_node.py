@@ -1,4 +1,4 @@
-"""The alert about a node that sends more than it may: it names the node, lasts, and ends."""
+"""The alert about a node that sends more than allowed: its text, its duration and its end."""
 
 from datetime import timedelta
 
@@ -17,7 +17,7 @@ def running(*nodes: str) -> World:
 
 
 def noisy(node: str, channel: limits.Channel = limits.Channel.HEARTBEATS) -> limits.NodeNoisy:
-    """Return a report about a node."""
+    """Return a report about a noisy node."""
     return limits.NodeNoisy(
         node=node,
         channel=channel,

@@ -30,7 +30,7 @@ def observe(
 
 
 def twice(*nodes: Any, **more: Any) -> list[tuple[str, WatchedKind, WatchedFinding]]:
-    """Return what two rounds with the same cluster conclude."""
+    """Observe the same cluster in two rounds; return the findings of the second."""
     observed = observed_plugins.ObservedPlugins()
     observe(observed, *nodes, **more)
     each = observe(observed, *nodes, **more)
@@ -44,7 +44,7 @@ def test_a_lost_plugin_is_a_finding_from_the_second_round_until_devices_are_back
     )
     assert observe(observed, node("a", LOST), pods=pods) == []
     assert observe(observed, node("a", LOST), pods=pods) == [("a", lost)]
-    # the kubelet forgets it after 5 minutes, its pod starts anew, its node is drained
+    # the kubelet removes the resource after 5 minutes; the pod restarts; the node is drained
     assert observe(observed, node("a", {GPU: (0, 0)}), pods=pods) == []
     assert observe(observed, node("a", LOST), pods=[plugin("a", ready_s=5)]) == []
     assert observe(observed, node("a", unschedulable=True), pods=pods) == []
@@ -93,7 +93,7 @@ SLICE = published("a", "gpu-0")
             {"pods": [driver("a")], "slices": [published("a", "gpu-0", count=2)]},
             [(DRIVER, WatchedKind.DRA_DRIVER, WatchedFinding.FEWER_DEVICES)],
         ),
-        # what may have another cause, or is about pods
+        # conditions that may have another cause, or are about pods
         (node("a", {GPU: (0, 0)}), {"pods": [plugin("a")]}, []),
         (node("a", {GPU: (8, 6)}), {"pods": [plugin("a")]}, []),
         (node("a", {}), {"pods": [driver("a")]}, []),

@@ -87,14 +87,14 @@ def test_a_snapshot_heals_lost_events_both_ways() -> None:
 
 
 def test_a_snapshot_outweighs_what_was_stored_before_it() -> None:
-    """Who leads at once reads its memory once more, with the first reports taken in already."""
+    """A new leader reads the stored state again, when it has already received the first reports."""
     faults = device_alerts.DeviceFaults(10)
     faults.apply(inventory(g0=Health.HEALTHY, g1=Health.UNHEALTHY))
 
     faults.restore(
         [
             snapshot.KnownFault(AlertKind.DEVICE_UNHEALTHY, GPU, "XID 79", ("g0",)),
-            # of which a snapshot says nothing
+            # an inventory does not contain this condition
             snapshot.KnownFault(AlertKind.DEVICE_DEGRADED, GPU, "row remapping", ("g0",)),
         ]
     )
@@ -470,7 +470,7 @@ def test_an_inventory_from_the_other_stream_hides_no_event_and_undoes_none() -> 
     # published before that inventory, and overtaken by it
     assert receive(changed("x", Health.UNHEALTHY), 3) == {"x"}
     assert receive(changed("y", Health.UNHEALTHY), 5) == {"x", "y"}
-    # an inventory of before that, such as the newest stored one after a restart
+    # an older inventory, such as the newest stored one after a restart
     assert receive(listed("x"), 4) == {"x", "y"}
     assert receive(listed("z"), 6) == {"z"}
 

@@ -121,10 +121,10 @@ def test_a_refused_resource_counts_beside_one_whose_kubelet_is_new() -> None:
 
 
 class Fleet(World):
-    """One plugin with two resources, which says of itself what it is told to."""
+    """A world with one plugin with two resources; a test sets what its heartbeats report."""
 
     def __init__(self, **how: object) -> None:
-        super().__init__(**how)  # type: ignore[arg-type]  # by name
+        super().__init__(**how)  # type: ignore[arg-type]  # keywords
         self.seq = 0
         self.said: tuple[vocabulary.ResourceBeat, ...] = (WELL, OTHER)
         self.phase = vocabulary.Phase.SERVING

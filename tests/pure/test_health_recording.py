@@ -1,4 +1,4 @@
-"""Whatever happened, replaying a recording under its own policy raises what was published."""
+"""Replaying a recording under its own policy raises the alerts that were published."""
 
 from collections.abc import Iterable
 from datetime import timedelta
@@ -61,7 +61,7 @@ class Recorded(detector_fleet.Service):
 
 
 class Night(detector_fleet.World):
-    """Several health services at a time; where one crashed, the next one goes on recording."""
+    """A world with several health services; after a crash, the next one continues the recording."""
 
     def __init__(self, *nodes: str, has_cluster: bool = True, services: int = 1) -> None:
         self.lines: list[list[tuple[float, recording.Entry]]] = [[] for _ in range(services)]

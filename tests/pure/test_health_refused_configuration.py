@@ -189,7 +189,7 @@ def event(
 ) -> vocabulary.Event:
     about = {"node": "a", "at": ZERO, "plugin": "p", "config_hash": "one"}
     if kind is vocabulary.ConfigurationApplied:
-        return vocabulary.ConfigurationApplied(**about)  # type: ignore[arg-type]  # by name
+        return vocabulary.ConfigurationApplied(**about)  # type: ignore[arg-type]  # keywords
     return vocabulary.ConfigurationRefused(**about, problems=(PROBLEM,))  # type: ignore[arg-type]
 
 

@@ -1,4 +1,4 @@
-"""Plugins that leave for good: the node is removed, or no longer selected."""
+"""Plugins that are removed permanently: the node is removed, or no longer selected."""
 
 from dataclasses import dataclass
 
@@ -15,7 +15,7 @@ DAY_S = 86_400.0
 
 @dataclass
 class Gone(Plugin):
-    """A plugin that Kubernetes knows no pod of any more, and perhaps no node."""
+    """A plugin whose pod, and perhaps also its node, no longer exists in Kubernetes."""
 
     node_gone: bool = False
 
@@ -36,8 +36,8 @@ def expect(world: World, *nodes: str) -> None:
 
 
 def scaled_down(*, node_gone: bool = False, **how: object) -> World:
-    """Return a world in which b beats still, and is not to be there any more."""
-    world = World("a", "b", **how)  # type: ignore[arg-type]  # by name
+    """Return a world in which b still sends heartbeats, but is no longer expected."""
+    world = World("a", "b", **how)  # type: ignore[arg-type]  # keywords
     world.plugins["b"] = Gone("b", node_gone=node_gone)
     world.run(10.0)
     expect(world, "a")
@@ -184,7 +184,7 @@ def test_an_announced_stop_where_the_plugin_is_expected_is_waited_for() -> None:
 
 
 def stored_inventory(node: str, plugin: str) -> signals.FromPlugin:
-    """Return an inventory that the stream has kept, as each new process reads it."""
+    """Return an inventory that the stream has stored, as each new process reads it."""
     event = vocabulary.InventoryReported(node=node, at=ZERO, plugin=plugin, devices=())
     return signals.FromPlugin(event=event, instance="q", sequence=1)
 

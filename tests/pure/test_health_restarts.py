@@ -1,4 +1,4 @@
-"""What a health service that restarts, or takes over, makes of what was stored before."""
+"""How a health service that restarts or takes over uses the state stored before."""
 
 import json
 from typing import Any
@@ -108,7 +108,7 @@ def test_a_plugin_that_returned_while_health_was_down_has_time_to_send_a_heartbe
     assert world.verdicts("a")[-1] is Verdict.STUCK
     world.services.clear()
     world.mend("a")
-    world._replace(1000.0)  # a health that is away for long
+    world._replace(1000.0)  # health was down for a long time
     world.run(60.0)
     assert (world.story("a"), world.verdicts("a")[-1]) == ([], Verdict.HEALTHY)
 

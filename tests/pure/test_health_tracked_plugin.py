@@ -34,7 +34,7 @@ def tracked(now: float, *, has_cluster: bool = False) -> tracked_plugin.TrackedP
 
 
 class Plugin:
-    """A plugin that beats once a second, and the machine that watches it."""
+    """A simulated plugin with a heartbeat each second, and the `TrackedPlugin` that watches it."""
 
     def __init__(self) -> None:
         self.machine = tracked(0.0)
@@ -296,7 +296,7 @@ def question(number: int) -> signals.AskCluster:
 
 
 def undecided_by_its_pod() -> Plugin:
-    """Return one that is silent since 1.0, does not answer, and whose pod is well."""
+    """Return a plugin silent since 1.0 that does not answer, but whose pod is well."""
     plugin = Plugin()
     plugin.machine = tracked(0.0, has_cluster=True)
     plugin.beat(1.0)
@@ -312,7 +312,7 @@ def test_while_kubernetes_is_asked_again_so_is_the_plugin() -> None:
 
     assert plugin.deadline == 7.5
     assert plugin.tick(7.5) == [probe(1), question(3)]
-    # it is back, and its next heartbeat would be an interval away
+    # the plugin is back, and its next heartbeat would be an interval away
     assert plugin.answered(plugin.heartbeat(7.6), 1, 7.6) == [REFUTED]
     assert plugin.state is State.HEALTHY
 
@@ -567,7 +567,7 @@ def test_an_announced_stop_is_maintenance_with_a_deadline() -> None:
             )
         )
     ]
-    # until it is forgotten
+    # the plugin is forgotten then
     assert plugin.deadline == 2.0 + 86_400.0
 
 
@@ -669,7 +669,7 @@ def test_a_plugin_that_stood_still_for_long_is_well_again_and_not_slow() -> None
     plugin = healthy()
     for at in (2.0, 3.0):
         plugin.beat(at)
-    # its loop stood still for a minute; the next beats come as they should
+    # its loop was blocked for a minute; the next heartbeats arrive on time
     for second in range(100):
         plugin.beat(63.0 + second)
 
@@ -688,11 +688,11 @@ def test_a_pause_is_no_pace_and_a_pace_is() -> None:
 
 
 def both() -> Plugin:
-    """A plugin of which two instances beat in turns."""
+    """Return a plugin of which two instances send heartbeats in turn."""
     plugin = healthy()
     sequences = {"one": 10, "two": 10}
     for half in range(78):
-        assert plugin.verdict is Verdict.HEALTHY or half > 60  # a rollout may look so
+        assert plugin.verdict is Verdict.HEALTHY or half > 60  # a rollout may look the same
         plugin.instance = "two" if half % 2 else "one"
         sequences[plugin.instance] += 1
         plugin.seq = sequences[plugin.instance]
@@ -706,7 +706,7 @@ def test_when_one_of_two_instances_stops_the_other_is_not_in_maintenance() -> No
     plugin.instance = "two"
     assert plugin.stops(41.1) == []
     plugin.instance, plugin.seq = "one", 100
-    # the second instance, which came unannounced, counts as a fall
+    # the second instance, which was not announced, counts as a failure
     for second in range(40):
         plugin.beat(42.0 + second)
 
@@ -768,7 +768,7 @@ APART_SAID = f"{GPU}: the plugin reports 8 Healthy, the node's allocatable is 7 
 
 
 def settled(resource: vocabulary.ResourceBeat = HAS) -> Plugin:
-    """A plugin that has had what it has for 40 s."""
+    """Return a plugin whose devices have not changed for 40 s."""
     plugin = Plugin()
     plugin.offered(OFFERS, 0.5)
     for second in range(1, 41):
@@ -824,7 +824,7 @@ def test_a_healthy_plugin_takes_2_kib() -> None:
 
 
 def test_plugins_are_freed_without_the_garbage_collector() -> None:
-    # it does not track their parts, so a cycle of references would never be freed
+    # the collector does not track their parts, so a cycle of references would never be freed
     plugins = [healthy(), down()]
     gc.disable()
     tracemalloc.start()

@@ -1,4 +1,4 @@
-"""The verdict on each plugin, as Prometheus reads it."""
+"""The metric with the verdict on each plugin, as Prometheus reads it."""
 
 from datetime import UTC, datetime, timedelta
 

@@ -1,4 +1,4 @@
-"""Plugins that muster does not run: what health makes of what an agent observes of them."""
+"""Plugins that muster does not run: verdicts and alerts from what an agent observes."""
 
 import dataclasses
 import random
@@ -34,8 +34,8 @@ def finds(finding: WatchedFinding) -> vocabulary.Watched:
 
 
 def world_of(*nodes: str, **how: object) -> World:
-    """Return a world in which the agent on each node watches a plugin that is well."""
-    world = World(*nodes, **how)  # type: ignore[arg-type]  # by name
+    """Return a world in which the agent on each node watches a healthy plugin."""
+    world = World(*nodes, **how)  # type: ignore[arg-type]  # keywords
     for node in nodes:
         world.plugins[node].others = (POD,)
         world.plugins[node].offers = {AMD: 4}
@@ -202,7 +202,7 @@ def test_a_silent_kubernetes_api_delays_a_verdict_but_does_not_prevent_it() -> N
     assert reached.evidence[-1].observed == "no answer from the Kubernetes API"
 
 
-# planned
+# planned stops
 
 
 @pytest.mark.parametrize(
@@ -235,7 +235,7 @@ def test_a_planned_stop_is_maintenance_and_raises_no_alert(
 
 
 def replaced(pod: signals.Pod, **changes: object) -> signals.Pod:
-    return dataclasses.replace(pod, **changes)  # type: ignore[arg-type]  # by name
+    return dataclasses.replace(pod, **changes)  # type: ignore[arg-type]  # keywords
 
 
 def test_a_plugin_that_is_not_back_after_maintenance_has_an_alert_that_says_so() -> None:
@@ -403,7 +403,7 @@ def test_a_node_that_goes_on_offering_devices_contradicts_that_the_plugin_is_not
     text = f"{AMD}: the kubelet lists 0 devices, but the node's allocatable is 4 of 4"
     assert [each.observed for each in reached.evidence] == [text]
     assert world.alerts() == [("a", AlertKind.MISMATCH, "")]
-    # the agent says it again and again
+    # the agent repeats its report
     world.report("a")
     world.run(60.0)
     assert verdicts(world, "a") == [Verdict.HEALTHY, Verdict.DEREGISTERED, Verdict.MISMATCH]
@@ -853,7 +853,7 @@ def test_what_only_the_api_shows_restarts_nothing() -> None:
     remediation = config.Remediation(mode=config.RemediationMode.RESTART_PLUGIN, watched=True)
     world = world_of("a", remediation=remediation)
     world.observe("a", msgspec.structs.replace(WELL, kind=WatchedKind.DRA_DRIVER))
-    # events are part of it, and whoever may create events can forge these
+    # this finding uses events, which every client that may create events can forge
     show(world, msgspec.structs.replace(SHOWN, kind=WatchedKind.DRA_DRIVER))
     world.run(120.0)
     assert verdicts(world, "a")[-1] is Verdict.PLUGIN_DOWN
@@ -945,7 +945,7 @@ def alert_events(world: World) -> list[vocabulary.AlertChanged]:
 
 
 def roll(world: World, node: str, chance: random.Random) -> None:
-    """Replace a node's plugin as a DaemonSet does; an agent that is slow reports all of it."""
+    """Replace a node's plugin as a DaemonSet does; the agent reports most of the stages."""
     away = finds(chance.choice([WatchedFinding.NOT_SERVED, WatchedFinding.SOCKET_REMOVED]))
     stages: list[tuple[signals.Pod, ...]] = [(replaced(POD, deleting=True),), ()]
     stages.append((replaced(POD, name="kube-system/new", uid="u-2", age_s=2.0, ready=False),))

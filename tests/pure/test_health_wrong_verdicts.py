@@ -13,7 +13,7 @@ MOST_S = {Kind.CRASHED: (2.1, 2.1), Kind.FROZEN: (13.1, 16.5), Kind.NODE_DEAD: (
 
 @pytest.fixture(scope="module", params=plugin_gaps.MODELS, ids=str)
 def day(request: pytest.FixtureRequest) -> healthy_fleet.Result:
-    """Return what came of a day of 1,000 plugins that are well; 100 of each failure beside them."""
+    """Return the result of a simulated day with 1,000 healthy plugins, and 100 of each failure."""
     return healthy_fleet.simulate(1000, 1.0, request.param, failures=100)
 
 
@@ -21,7 +21,7 @@ def test_a_thousand_healthy_plugins_raise_no_alert_in_a_day(
     day: healthy_fleet.Result,
 ) -> None:
     assert day.alerts == []
-    # the day was not idle: there was something to be suspicious of
+    # the simulation is not trivial: plugins were suspected
     assert day.notes["suspected"] > 50
     assert day.notes["refuted"] > 50
 
@@ -35,12 +35,12 @@ def test_a_thousand_healthy_plugins_get_one_wrong_verdict_in_a_day_at_most(
 def test_a_short_pause_is_called_stuck_only_while_its_kubelet_says_so_too(
     day: healthy_fleet.Result,
 ) -> None:
-    # a freeze is named as soon as its pod is not Ready: what mends itself later looks the same
+    # a freeze is reported once its pod is not Ready; a pause that ends later looks the same
     assert {name.partition(":")[0] for name in day.standing} <= {
         "STUCK silent_and_pod_not_ready",
         "STUCK silent_and_no_answer",
     }
-    # of 100 pauses of 10 s in the mean, 13.5 are expected between the verdict and 20 s
+    # of 100 pauses with a mean of 10 s, 13.5 should end between the verdict and 20 s
     assert day.standing.total() <= 30
 
 

@@ -1,4 +1,4 @@
-"""How many heartbeats nats-server may deliver of each node, against a server that counts."""
+"""How many heartbeats of each node nats-server may deliver, with a stand-in for the server."""
 
 import pytest
 
@@ -9,7 +9,7 @@ LIMITS = Limits()
 
 
 class Server:
-    """What nats-server does with the lines of a subscriber; `enforces` that it counts."""
+    """A stand-in for nats-server; `enforces` is whether it limits subscriptions as requested."""
 
     def __init__(self, *, enforces: bool = True) -> None:
         self.left: dict[bytes, int] = {}
@@ -48,7 +48,7 @@ class Server:
 
 
 class Reader:
-    """A budget, connected to a server."""
+    """A budget that is connected to the stand-in."""
 
     def __init__(self, *nodes: str, enforces: bool = True) -> None:
         self.now = 100.0
@@ -60,7 +60,7 @@ class Reader:
         self.excesses: list[heartbeat_budget.Excess] = []
 
     def read(self) -> list[tuple[bytes, bytes]]:
-        """Return what is read of all that was delivered, and renew."""
+        """Return the delivered messages that the budget admits, and renew it."""
         delivered, self.server.delivered = self.server.delivered, []
         kept, lines = self.budget.admit(delivered, self.now)
         lines += self.budget.follow(self.nodes, self.now)
@@ -226,5 +226,5 @@ def test_the_subscriptions_of_a_node_that_left_end() -> None:
     reader.server.publish(subject("a"))
     reader.server.publish(subject("b"))
     assert sorted(name for name, _ in reader.read()) == [subject("a"), subject("b")]
-    # the former is from the discovery alone
+    # the message of a was delivered by the discovery subscription only
     assert len(reader.server.subjects) == 2

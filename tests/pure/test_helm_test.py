@@ -1,4 +1,4 @@
-"""What `helm test` runs: a pod that asks for a device, and one that says whether it has it."""
+"""What `helm test` runs: a pod that requests a device, and one that checks the allocation."""
 
 from typing import Any, Final
 
@@ -51,10 +51,10 @@ def test_a_pod_asks_for_the_first_device_and_another_has_the_rights_of_health(
     main = test["containers"][0]
     assert main["args"] == ["muster.cli.verify_installation", "example.com/a"]
     assert main["env"][: len(health["containers"][0]["env"])] == health["containers"][0]["env"]
-    # what has passed stays neither until the next test nor after `helm uninstall`
+    # the objects of a passed test are deleted at once, so `helm uninstall` leaves none
     policies = [o["metadata"]["annotations"]["helm.sh/hook-delete-policy"] for o in made.values()]
     assert policies == ["before-hook-creation,hook-succeeded"] * 2
-    # neither is taken for a pod of health, and NATS is open to both
+    # no selector of health matches either, and both may connect to NATS
     labels = [item["metadata"]["labels"] for item in made.values()]
     names = [each["app.kubernetes.io/name"] for each in labels]
     assert names == ["muster-test", "muster-test-device"]
@@ -81,7 +81,7 @@ def test_who_only_watches_tests_no_device() -> None:
             [{"spec": NODE, "status": REFUSED}, {"status": {"phase": "Pending"}}],
             (Allocation.REFUSED, "a on node-a: UnexpectedAdmissionError: gone"),
         ),
-        # the kubelet was asked again
+        # a second pod was created after the refusal
         ([{"status": REFUSED}, {"spec": NODE, "status": READY}], (Allocation.GIVEN, "node-a")),
     ],
 )

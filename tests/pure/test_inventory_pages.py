@@ -179,7 +179,7 @@ def test_an_inventory_of_an_earlier_plugin_is_read_where_it_was_published() -> N
     assert event.data == earlier
     later = arrivals(msgspec.structs.replace(inventory(3), at=datetime(2026, 11, 2, tzinfo=UTC)), 1)
     upgraded = msgspec.structs.replace(later[0], instance="j", stream="MUSTER_INVENTORY")
-    # positions of two streams say nothing about order
+    # positions in different streams cannot be compared
     assert event.precedes(upgraded)
     assert not upgraded.precedes(event)
 

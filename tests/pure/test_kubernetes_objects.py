@@ -1,4 +1,4 @@
-"""What muster reads of Kubernetes: objects, quantities, label selectors, node affinity."""
+"""What muster reads from Kubernetes: objects, quantities, label selectors, node affinity."""
 
 import json
 from collections.abc import Mapping

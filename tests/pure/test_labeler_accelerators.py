@@ -11,7 +11,7 @@ from muster_labeler.naming.accelerators import Name, Reason
 @pytest.mark.parametrize(
     ("product", "memory_mib", "value", "reason"),
     [
-        # memory decides, measured before said
+        # memory decides; the measured size has precedence over the product name
         ("NVIDIA A100-SXM4-80GB", 81920, "a100-80gb", Reason.EXACT),
         ("NVIDIA A100-SXM4-40GB", 40960, "a100", Reason.EXACT),
         ("NVIDIA A100-PCIE-40GB", None, "a100", Reason.EXACT),
@@ -27,7 +27,7 @@ from muster_labeler.naming.accelerators import Name, Reason
         ("NVIDIA H100 PCIe", None, "h100", Reason.EXACT),
         ("NVIDIA H100 NVL", 95830, "h100-nvl", Reason.EXACT),
         ("NVIDIA H100", 95830, "h100-nvl", Reason.EXACT),
-        # one word of the list
+        # a name with one word of the list
         ("NVIDIA H200", 143771, "h200", Reason.EXACT),
         ("NVIDIA H20", None, "h20", Reason.EXACT),
         ("NVIDIA H800", None, "h800", Reason.EXACT),
@@ -62,7 +62,7 @@ from muster_labeler.naming.accelerators import Name, Reason
         ("AMD_Instinct_MI300X_OAM", None, "mi300x", Reason.EXACT),
         ("AMD Instinct MI250X / MI250", None, "mi250x", Reason.EXACT),
         ("AMD Instinct MI210", None, "mi210", Reason.EXACT),
-        # RTX, whose letters mean other things
+        # RTX products, in whose names letters mean other things
         ("NVIDIA RTX A4000", 16376, "a4000", Reason.EXACT),
         ("NVIDIA RTX A6000", 49140, "a6000", Reason.EXACT),
         ("NVIDIA RTX A1000", 8192, "rtxa1000", Reason.FALLBACK),
@@ -84,7 +84,7 @@ from muster_labeler.naming.accelerators import Name, Reason
         ("NVIDIA RTX PRO", None, "rtx-pro", Reason.FALLBACK),
         ("NVIDIA RTX", None, None, Reason.NO_MODEL),
         ("NVIDIA RTX 24GB", None, None, Reason.NO_MODEL),
-        # what nobody listed is only suggested
+        # names of unlisted products are only suggested
         ("NVIDIA T400 4GB", 4096, "t400", Reason.FALLBACK),
         ("Quadro P2000", None, "quadro-p2000", Reason.FALLBACK),
         ("NVIDIA GeForce GTX 1080 Ti", None, "gtx-1080-ti", Reason.FALLBACK),

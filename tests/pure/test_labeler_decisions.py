@@ -154,7 +154,7 @@ def test_a_scheme_that_covers_the_cluster_leaves_nothing_to_do() -> None:
     reason = "x/y names every GPU node: nothing to label"
     assert decided == decision(Action.NOTHING, {}, reason)
     assert decide(Mode.APPLY, {L4: 2}, WRONG, covering="x/y").action is Action.APPLY
-    # it is about SkyPilot's label alone
+    # this concerns only SkyPilot's label
     both = config.Policy(labels=(LabelSet.SKYPILOT, LabelSet.MUSTER))
     beside = decide(Mode.APPLY, {L4: 2}, covering="x/y", policy=both)
     assert (beside.action, KEY in beside.labels, len(beside.labels)) == (Action.APPLY, False, 3)
@@ -326,7 +326,7 @@ def test_no_node_is_labelled_before_every_gpu_node_has_a_name() -> None:
     assert nodes.objection() is None
     nodes.put(WRONG)
     nodes.put(model.Node(name="c", capacity={"nvidia.com/gpu": 1}))
-    # the scheme is the cluster's now: each further label mends
+    # the cluster has the scheme now, so each further label is an improvement
     assert nodes.objection() is None
 
 
@@ -338,7 +338,7 @@ HELD = "on hold until all GPU nodes can be labelled; the policy does not label b
     ("policy", "other", "more", "held"),
     [
         (config.Policy(), model.Node(name="b", capacity=GPU), {}, None),
-        # whatever keeps the policy from a node keeps it from all
+        # if the policy does not label one GPU node, it labels none
         (
             config.Policy(nodes={"pool": "x"}),
             model.Node(name="b", capacity=GPU, is_selected=False),
@@ -385,7 +385,7 @@ def test_what_was_reported_of_a_node_is_dropped_with_it() -> None:
     nodes.drop("a")
     nodes.put(dataclasses.replace(born, uid="2"))
     assert nodes.report("a") == decisions.NO_REPORT
-    # what comes late is of the former node
+    # a late inventory is that of the former node
     later = T0 + dt.timedelta(hours=1)
     nodes.put(dataclasses.replace(born, uid="3", created=later))
     assert not nodes.observe_inventory(report("NVIDIA L4", sequence=2))
@@ -411,7 +411,7 @@ OURS = {KEY: (model.FIELD_MANAGER,)}
 
 
 def ours(value: str, product: str, **labels: str) -> model.Node:
-    """Return a node that we labelled of this product."""
+    """Return a node with labels that we wrote for this product."""
     return model.Node(
         name="a",
         labels={KEY: value, **labels},
@@ -428,19 +428,19 @@ A100 = Product("NVIDIA A100")
 @pytest.mark.parametrize(
     ("node", "kinds", "action"),
     [
-        # swapped for what has a certain name: it gets that
+        # the GPUs were replaced by others with a certain name: the label is corrected
         (ours("t4", "2 x Tesla T4 (15360 MiB)"), {L4: 2}, Action.APPLY),
-        # for what must have none, or only a guess: ours goes
+        # they were replaced by GPUs with no name or only a guessed one: our label is removed
         (ours("l4", OF_L4), {L4_SLICED: 2}, Action.WITHDRAW),
         (ours("l4", OF_L4), {L4_VIRTUAL: 2}, Action.WITHDRAW),
         (ours("l4", OF_L4), {L4: 1, T400: 1}, Action.WITHDRAW),
         (ours("l4", OF_L4), {T400: 2}, Action.WITHDRAW),
         (ours("l4", OF_L4), {A100: 2}, Action.WITHDRAW),
         (ours("l4", OF_L4), {Product(""): 2}, Action.REFUSE),
-        # a person's alias or option named the same GPUs: that stays, also of fewer
+        # a person's alias or option named the same GPUs: it stays, also for another number
         (ours("t400-small", "2 x NVIDIA T400 4GB (4096 MiB)"), {T400: 1}, Action.SUGGEST),
         (ours("a100", "1 x NVIDIA A100"), {A100: 2}, Action.NOTHING),
-        # another's is not ours to take
+        # a label of another owner is not removed
         (FOREIGN, {L4_SLICED: 2}, Action.REFUSE),
         (FOREIGN, {T400: 2}, Action.SUGGEST),
     ],
@@ -477,7 +477,7 @@ def test_labels_of_ours_that_no_longer_apply_are_removed() -> None:
     shrunk = decide(Mode.APPLY, {L4: 2}, node)
     assert shrunk.action is Action.APPLY
     assert shrunk.drop == {memory, count, "muster.dev/accelerator"}
-    # a command wrote SkyPilot's: it is no set of this policy
+    # SkyPilot's label is from a command; this policy does not include its set
     alone = decide(Mode.APPLY, {L4: 2}, node, policy=config.Policy(labels=(LabelSet.MUSTER,)))
     assert alone.drop == frozenset()
 
@@ -524,7 +524,7 @@ def test_one_node_is_never_written_more_often_than_that_in_twice_the_time(
     for node, first in written:
         within = [at for name, at in written if name == node and first <= at < first + 60]
         assert len(within) <= 6
-    # a little more: sums of such times are rounded
+    # slightly more than 60 s, because sums of such times are rounded
     assert all(limit.may_write(node, now + 60.001) for node in "ab")
 
 

@@ -1,4 +1,4 @@
-"""What the pages of the labeler say is what it does."""
+"""docs/check.md and docs/labeler.md agree with the code."""
 
 import re
 from pathlib import Path
@@ -34,7 +34,7 @@ def test_every_option_in_the_page_exists() -> None:
         for argument in app.assemble_argument_collection()
         for name in argument.names
     }
-    # one of gcloud's
+    # an option of gcloud
     assert named - options == {"--node-labels"}
 
 

@@ -1,8 +1,8 @@
-"""The cases of NVIDIA's own tests of GPU feature discovery, restated; and what we do otherwise.
+"""The cases of NVIDIA's own tests of GPU feature discovery, and our own cases.
 
 Origin: NVIDIA/k8s-device-plugin internal/lm/{resource,mig-strategy,nvml}_test.go and
 tests/expected-output*.txt, at 1b826ac; `TestGetProductName` came after it. Cases of MPS are left
-out: we do not share by MPS.
+out: muster does not share by MPS.
 """
 
 import random
@@ -19,7 +19,7 @@ from muster import vocabulary
 from muster_labeler.naming import allowed_labels, feature_discovery, node_labels, sources
 
 NODE = {"gpu.machine", "gpu.mode", "mig.capable", "mps.capable", "vgpu.present"}
-"""What NVIDIA's tests of GPUs and MIG devices leave to other tests."""
+"""Labels that NVIDIA's tests of GPUs and MIG devices leave to other tests."""
 
 
 def labels_of(node: vocabulary.GpuNode) -> dict[str, str]:
@@ -46,7 +46,7 @@ def mig_gpu(
 
 
 def mig(gi: int, ci: int, memory_mib: int, uuid: str = "0") -> vocabulary.MigDevice:
-    """Return what NVIDIA's tests call NewMigDevice: a slice count a number, and no engines."""
+    """Return what `NewMigDevice` returns in NVIDIA's tests: a MIG device without engines."""
     return vocabulary.MigDevice(
         uuid=f"MIG-{uuid}",
         profile=f"{gi}g.{memory_mib}gb",
@@ -210,7 +210,7 @@ def test_without_a_mig_strategy_whole_gpus_are_labelled(
             (shared(rename="nvidia.com/gpu.shared", profile="1g.300gb"),),
             of_mig("MOCKMODEL-MIG-1g.300gb", replicas=2) | SINGLE,
         ),
-        # ours: what is known of the GPU stays known of its parts
+        # ours: what is known about the GPU also applies to its parts
         (
             (replace(mig_gpu(mig(1, 2, 300)), compute_capability="8.0"),),
             (),
@@ -679,7 +679,7 @@ NODES = st.builds(
     cuda_version=VERSION,
     machine=st.none() | TEXT,
 )
-# apimachinery content.IsLabelKey and IsLabelValue
+# the same rules as apimachinery content.IsLabelKey and IsLabelValue
 KEY = re.compile(r"nvidia\.com/([A-Za-z0-9][-A-Za-z0-9_.]{0,61})?[A-Za-z0-9]")
 VALUE = re.compile(r"(([A-Za-z0-9][-A-Za-z0-9_.]{0,61})?[A-Za-z0-9])?")
 

@@ -1,4 +1,4 @@
-"""What a node's plugins may report, and what is left out beyond it."""
+"""What the plugins of a node may report, and what is left out beyond the limits."""
 
 import datetime as dt
 from collections.abc import Iterable
@@ -165,7 +165,7 @@ def test_a_node_that_sends_too_much_is_read_again_later_and_the_others_at_once()
     sent = [budget.refusal(subject("a", "p"), 0.0) for _ in range(300)]
     assert sent == [None] * 256 + [Refusal.TOO_OFTEN] * 44
     assert budget.refusal(subject("b.c", "p"), 0.0) is None
-    # its tokens are back before that, but what it sent in between was missed
+    # it has tokens again, but inventories were skipped, so it is not read before 10 s
     assert budget.refusal(subject("a", "p"), 9.0) is Refusal.TOO_OFTEN
     assert (budget.take_due(9.9), budget.take_due(10.0), budget.take_due(10.0)) == ([], ["a"], [])
     sent = [budget.refusal(subject("a", "p"), 10.0) for _ in range(300)]
@@ -193,7 +193,7 @@ def test_a_reader_is_as_late_as_what_it_has_not_read() -> None:
     assert late.age_s(99.0) == 0.0
     late.note(3, 100.0)
     assert late.age_s(101.0) == 1.0
-    # more arrive than are read: what waited at 100 s is read at 106 s, the rest has waited since
+    # more arrive than are read: the 3 from 100 s are read at 106 s, and the rest still waits
     late.note(4, 102.0)
     late.note(5, 104.0)
     assert late.age_s(105.0) == 5.0

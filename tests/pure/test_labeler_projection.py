@@ -91,7 +91,7 @@ def test_accelerators_are_the_resources_that_compute(name: str, *, is_one: bool)
         return read({"metadata": {"name": "a"}, "status": {"capacity": {name: count}}})
 
     assert kept("1").has_accelerators == is_one
-    # what a plugin leaves behind is no GPU
+    # a capacity of 0, which a removed plugin leaves, is no GPU
     assert kept("0").has_accelerators is False
     assert kept("0").may_have_accelerators == is_one
 
@@ -186,7 +186,7 @@ def test_in_no_second_more_arrives_than_the_budget_however_long_each_write_is_on
                 pace.finish(now)
             else:
                 assert wait is not None, "nothing is under way, and yet it waits"
-                # no shorter than can be told from nothing
+                # at least a difference that floats can represent
                 now += max(wait, 1e-9)
         pace.start(now)
         arrivals.append(now + share * lasts)

@@ -431,7 +431,7 @@ def test_a_grpc_status_is_printed_as_go_prints_it(name: str, text: str) -> None:
 
 
 class AnyLife(stateful.RuleBasedStateMachine):
-    """Two resources, plugins that come, overlap, list and go, pods, restarts; time only grows."""
+    """Any order of registrations, device lists, ended streams, pods and restarts."""
 
     RESOURCES = ("a.b/x", "a.b/y")
     IDS = ("0", "1", "2", "3")
@@ -493,7 +493,7 @@ class AnyLife(stateful.RuleBasedStateMachine):
             return
         assert disconnected.resource == ended.resource
         assert not self.manager.per_socket or disconnected.socket == ended.socket
-        # a second registration on the same socket may have made the first one be forgotten
+        # a second registration on the same socket may have replaced the first one
         is_served = any(stream.resource == ended.resource for stream in self.streams)
         # since 1.37, a socket whose end was not noticed counts as connected until the restart
         is_served |= self.manager.per_socket and ended.resource in self.unnoticed

@@ -75,7 +75,7 @@ NODES = objects.Selection(place=at(resources.NODES))
 
 
 def test_a_new_object_gets_its_server_side_fields() -> None:
-    # nobody owns the status of a new object
+    # the status of a new object has no owner
     assert add(new_store(), NODE, spec={"taints": []}, status={"phase": "x"}) == {
         "kind": "Node",
         "apiVersion": "v1",

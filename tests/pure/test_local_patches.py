@@ -308,7 +308,7 @@ def test_an_apply_that_gives_up_a_status_takes_along_what_nobody_owns() -> None:
     }
     assert trees.without(applies(with_ours, {}, ours), "metadata") == {}
 
-    # where somebody else owns a part of a list, what has no owner stays
+    # if another manager owns a part of a list, fields without an owner stay
     kubelet = dataclasses.replace(EDITOR, manager="kubelet", subresource="status")
     seen = trees.with_value(
         with_ours, conditions(Ready="False", Gpu="True"), "status", "conditions"
@@ -326,7 +326,7 @@ def test_an_apply_that_gives_up_a_status_takes_along_what_nobody_owns() -> None:
 def test_an_applier_alone_gets_what_it_names_and_applying_twice_changes_nothing(
     first: trees.Tree, second: trees.Tree
 ) -> None:
-    # as the body of a request is read; of what is empty a real server keeps nothing
+    # as a body of a request is parsed; a real server drops empty values
     first, second = (trees.object_at({"": dense(t)}, "") for t in (first, second))
     try:
         live = applies(applies({}, first, ANN), second, ANN)

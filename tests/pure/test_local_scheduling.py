@@ -1,4 +1,4 @@
-"""The stand-in's scheduler: pods get nodes with free devices, and the others say why not."""
+"""The stand-in's scheduler: pods get nodes with free devices, or a condition with the reason."""
 
 import itertools
 
@@ -28,7 +28,7 @@ def pod(name: str, gpus: trees.Json, **spec: trees.Json) -> trees.Tree:
 
 
 def stored(*items: tuple[resources.Resource, trees.Tree]) -> objects.Store:
-    """Return a store with objects, with their statuses."""
+    """Return a store with these objects, including their status."""
     store = objects.Store(at=AT)
     for number, (resource, item) in enumerate(items):
         namespace = "default" if resource.namespaced else ""

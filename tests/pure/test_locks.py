@@ -1,4 +1,4 @@
-"""What the images are built from is locked with hashes, holds what we need, and is listed."""
+"""The lock files of the images: they have hashes, are complete, and are listed in the SBOM."""
 
 import ast
 import importlib.metadata
@@ -60,7 +60,7 @@ def test_each_image_has_what_the_smaller_one_has() -> None:
 
 
 def test_the_nodes_image_has_what_its_processes_import() -> None:
-    """All but `muster` on the command line and the webhook, which no node runs."""
+    """The modules of the command line and of the webhook are excluded: no node runs them."""
     theirs = importlib.metadata.packages_distributions()
     services = manifests.ROOT / "services"
     files = [
@@ -72,7 +72,7 @@ def test_the_nodes_image_has_what_its_processes_import() -> None:
     tops = {name.partition(".")[0] for file in files for name in _imported(file)}
     needed = {utils.canonicalize_name(each) for top in tops for each in theirs.get(top, ())}
     locked = {name for name, *_ in sbom.locked(text("node"))}
-    # `google` is also the top of packages that are not imported
+    # `google` is also the top-level name of packages that are not imported
     assert needed - locked - {"muster-k8s", "googleapis-common-protos"} == set()
     assert {"grpcio", "protobuf", "google-re2", "nvidia-ml-py"} <= needed
     assert not {"kubernetes", "aiohttp"} & locked

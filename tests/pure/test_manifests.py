@@ -1,4 +1,4 @@
-"""What is deployed: every overlay renders, validates without a cluster, and keeps its promises."""
+"""The manifests: every overlay renders, is valid, and has the documented properties."""
 
 import json
 import os
@@ -109,7 +109,7 @@ def test_the_plugin_has_no_rights_at_the_api_and_the_mounts_it_needs(overlay: st
         for m in pod["containers"][0]["volumeMounts"]
         if m["mountPath"] not in {"/etc/nats-tls", "/var/run/cdi", "/var/run/secrets/muster-nats"}
     }
-    # who only watches connects to sockets and makes none; what it learns is in a folder of its own
+    # `watch` connects to sockets and creates none; it stores its state in a folder of its own
     makes_none = overlay == "watch"
     own = {"/var/lib/kubelet/device-plugins/muster": False} if makes_none else {}
     assert mounts == own | {
@@ -146,7 +146,7 @@ def test_only_the_labeler_may_patch_nodes_and_only_health_sees_leases() -> None:
     roles = [o for o in objects("minimal") if o["kind"] in {"Role", "ClusterRole"}]
     settings = labeler_config.Settings()
     named = [name for o in roles for r in o["rules"] for name in r.get("resourceNames", [])]
-    # kustomize renames what has the name of a ConfigMap that it makes, also here
+    # here too, kustomize replaces the names of the ConfigMaps that it generates
     assert named == [settings.lease.name, "muster-inventory"]
     assert len(roles) == 7
     assert "secrets" not in json.dumps(roles)
@@ -168,7 +168,7 @@ def test_the_right_to_list_pods_can_be_taken_away_as_the_page_says(tmp_path: Pat
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_no_node_can_read_what_would_make_it_somebody_else(overlay: str) -> None:
-    # a kubelet may read every Secret that a pod on its node refers to, whatever the pod takes of it
+    # a kubelet may read every Secret that a pod on its node refers to, even if the pod uses one key
     # (kubernetes plugin/pkg/auth/authorizer/node), and there is a plugin on every node
     named = {name: secrets(pod) for name, pod in pods(overlay).items()}
     everywhere, nats = named.pop("muster-plugin"), named.pop("muster-nats")
@@ -383,7 +383,7 @@ def test_production_keeps_a_majority_of_nats_on_machines_of_their_own() -> None:
     budget = only("production", "PodDisruptionBudget", "muster-nats")
     assert budget["spec"]["maxUnavailable"] == 1
     env = {e["name"]: e for e in pods("production")["muster-health"]["containers"][0]["env"]}
-    # as many copies of each stream as there are servers, or one server's end is the stream's
+    # each stream has a replica on each server; otherwise, it would end with its server
     assert env["MUSTER_HEALTH__STREAMS__REPLICAS"]["value"] == "3"
 
 
@@ -517,7 +517,7 @@ def test_the_chart_puts_everything_where_it_is_installed() -> None:
     subjects = [s for o in manifests if o["kind"].endswith("RoleBinding") for s in o["subjects"]]
     assert {s["namespace"] for s in subjects} == {"elsewhere"}
     (health,) = [o["data"]["health.yaml"] for o in manifests if "health.yaml" in o.get("data", {})]
-    # where health looks for the plugin's pods
+    # the namespace in which health looks for the plugin's pods
     assert [scope["namespace"] for scope in yaml.safe_load(health)["cluster"]["plugins"]] == [
         "elsewhere"
     ]
@@ -538,7 +538,7 @@ def test_whoever_reads_settings_at_its_start_is_restarted_by_new_ones(overlay: s
     for name in CENTRAL:
         after = pods_with(**{name: {"log": {"level": "debug"}}})
         assert {n for n in before if before[n] != after[n]} == {f"muster-{name}"}
-    # it reads its file again by itself, and a restart would take devices away for a moment
+    # the plugin reads its file again itself; a restart would remove its devices for a moment
     assert pods_with(plugin={"log": {"level": "debug"}}) == before
     annotations = before["muster-nats"]["template"]["metadata"]["annotations"]
     assert re.fullmatch("[0-9a-f]{64}", annotations["checksum/settings"])

@@ -1,4 +1,4 @@
-"""The flow table in services/README.md and docs/architecture.md say what the code does."""
+"""The event table in services/README.md, and docs/architecture.md, agree with the code."""
 
 import ast
 import re
@@ -20,15 +20,15 @@ SPEAKER = {
     "sys": "health",
     "audit": "console",
 }
-"""Who may publish a kind of subject."""
+"""The service that may publish a kind of subject."""
 OTHER_SPEAKER = {
     "NodeLimited": "gate",
     **{kind: "fuse" for kind in vocabulary.__dict__ if kind.startswith("Fuse")},
 }
 OF_NODE = {"plugin", "fuse"}
-"""Both report as plugins, and neither takes what the other reports."""
+"""Both report as plugins, and neither receives the events of the other."""
 READERS = {"console"}
-"""They show all events, and the map does not repeat that in each row."""
+"""Services that show all events, which the table does not repeat in each row."""
 
 
 def mentioned(service: str) -> set[str]:

@@ -1,4 +1,4 @@
-"""What `muster check muster` says of muster's own pods and volume claims."""
+"""What `muster check muster` reports about muster's own pods and volume claims."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -24,7 +24,7 @@ def _condition(kind: str, status: str, message: str = "") -> dict[str, str]:
     return {"type": kind, "status": status, "message": message}
 
 
-def _container(ready: bool, **state: Any) -> dict[str, Any]:  # noqa: FBT001  # as the API says it
+def _container(ready: bool, **state: Any) -> dict[str, Any]:  # noqa: FBT001  # as in the API
     return {"name": "health", "ready": ready, "state": state}
 
 
@@ -109,7 +109,7 @@ def test_a_pod_of_helm_test_is_no_part_of_muster(part: str) -> None:
         ([{"mountPath": "/dev", "readOnly": True, "recursiveReadOnly": "Enabled"}], True),
         ([{"mountPath": "/dev", "readOnly": True, "recursiveReadOnly": "Disabled"}], False),
         ([{"mountPath": "/etc/muster", "recursiveReadOnly": "Enabled"}], False),
-        # a kubelet before 1.31
+        # a kubelet before 1.31, which does not report mounts
         (None, False),
     ],
 )

@@ -17,7 +17,7 @@ USER = nkeys.Key(nkeys.Kind.USER, bytes(range(32)))
 
 
 def test_keys_are_spelled_as_nats_spells_them() -> None:
-    # as nats-server 2.15.1 took them
+    # nats-server 2.15.1 accepted these
     assert (USER.public, USER.seed) == (
         "UAB2CB576PHBBPQ5ODORRZ2LYCMWPZGWGCN2KDK7DXOIMZASKUY3RLKK",
         "SUAAAAICAMCAKBQHBAEQUCYMBUHA6EARCIJRIFIWC4MBSGQ3DQOR4H776Y",

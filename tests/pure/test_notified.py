@@ -1,4 +1,4 @@
-"""`muster status` says if nobody is notified of alerts."""
+"""`muster status` reports if nobody is notified of alerts."""
 
 import datetime as dt
 

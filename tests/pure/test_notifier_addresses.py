@@ -1,4 +1,4 @@
-"""A request leads to no metadata service in any notation, and elsewhere only if that is set."""
+"""Requests reach no metadata service in any notation, and other addresses only by settings."""
 
 import ipaddress
 from collections import Counter
@@ -48,7 +48,7 @@ def test_each_address_is_reached_by_these_settings_only(reaches: list[Reach], te
 
 
 def addresses_of(network: ipaddress.IPv4Network | ipaddress.IPv6Network) -> st.SearchStrategy[str]:
-    """Give addresses in a network and around its ends."""
+    """Return a strategy for addresses in a network and around its ends."""
     first, last = int(network[0]), int(network[-1])
     top = 2**network.max_prefixlen - 1
     kind = type(network[0])
@@ -61,7 +61,7 @@ SPECIAL: Final = st.sampled_from([block for block, _ in addresses.SPECIAL]).flat
 
 
 def is_listed_as_reachable(text: str) -> bool:
-    """Read the registries as they are written: the longest of all prefixes decides."""
+    """Return whether IANA's registries list an address as reachable, by the longest prefix."""
     address = ipaddress.ip_address(text)
     entries = {block: is_global for block, is_global in addresses.SPECIAL if address in block}
     longest = max(entries, key=lambda block: block.prefixlen, default=None)
@@ -98,7 +98,7 @@ def after(prefix: str) -> Callable[[int], int]:
 
 
 def nat64(length: int) -> Callable[[int], int]:
-    """Return how RFC 6052 writes an address after a prefix of this length."""
+    """Return a function that embeds an IPv4 address after a prefix of this length (RFC 6052)."""
 
     def written(inner: int) -> int:
         bits = f"{int(V6('64:ff9b:1::')):0128b}"[:length] + f"{inner:032b}"

@@ -1,4 +1,4 @@
-"""An Alertmanager's configuration file, as it is."""
+"""The import of an Alertmanager's configuration file."""
 
 import os
 from pathlib import Path
@@ -325,7 +325,7 @@ receivers:
         ],
     ),
 }
-"""Files of the forms that are published, and whom an import would leave without a notification."""
+"""Files of published forms, each with the notifications that an import would lose."""
 
 
 @pytest.mark.parametrize(("text", "losses"), PUBLISHED.values(), ids=PUBLISHED)

@@ -1,4 +1,4 @@
-"""What a dead letter becomes when it is replayed later."""
+"""What is sent when a dead letter is replayed later."""
 
 import datetime as dt
 

@@ -1,4 +1,4 @@
-"""A directory of receivers: each that can be used is used, whatever is wrong with the others."""
+"""A directory of receivers: every valid receiver is used, also if others are invalid."""
 
 import asyncio
 import itertools
@@ -42,7 +42,7 @@ def test_a_receiver_has_its_files_name_and_its_secrets_are_files_beside_it(tmp_p
         ("{console: {}, file: {path: /a}}", "receiver bad: set exactly one of "),
         ("pagerduty: {routing_key_from: {file: none}}", "No such file or directory"),
         ("pagerduty: {routing_key_from: {file: empty}}", "empty"),
-        # unfolded, it needs more memory than a machine has
+        # a YAML bomb: expanded, it would need more memory than a machine has
         ("pagerduty: {routing_key_from: {file: bomb, at: a.k}}", "bomb: a.k: missing or empty"),
     ],
 )
@@ -94,12 +94,12 @@ def test_a_change_of_a_name_an_inode_a_size_or_a_time_is_noticed_but_the_content
         receivers = directory.Directory(str(tmp_path))
         await receivers.read(SETTINGS)
         assert not await receivers.has_changed()
-        # of the same size, and its time is set back
+        # other content of the same size, with the old modification time
         file.write_text("file: {path: /b}")
         os.utime(file, ns=(1, 1))
         assert await receivers.has_changed()
         await receivers.read(SETTINGS)
-        # another time, and the same content
+        # the same content, with another modification time
         os.utime(file, ns=(3, 3))
         assert not await receivers.has_changed()
         beside = tmp_path / ".beside"

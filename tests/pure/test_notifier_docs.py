@@ -1,4 +1,4 @@
-"""What docs/notifier.md shows can be used as it stands."""
+"""The settings, names and outcomes in docs/notifier.md agree with the code."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What each receiver shows of each kind of alert: tests/golden/messages, by scripts/messages.py."""
+"""The messages of each receiver for each kind of alert, which scripts/messages.py writes."""
 
 import msgspec
 import pytest

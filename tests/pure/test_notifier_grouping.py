@@ -1,4 +1,4 @@
-"""Stories of the machine on a virtual clock, and its laws over random ones."""
+"""The grouping machine on a virtual clock: scenarios, and properties of random scenarios."""
 
 import datetime as dt
 import itertools
@@ -20,7 +20,7 @@ TIMING = routes.Timing(group_wait_s=30, group_interval_s=300, repeat_interval_s=
 
 
 class Health:
-    """Makes alerts as the bus delivers them, each with its place in the stream."""
+    """A stand-in for health: creates alerts as the bus delivers them, with their positions."""
 
     def __init__(self) -> None:
         self._sequence = itertools.count(1)
@@ -115,7 +115,7 @@ def delivered(
 
 
 def run(driven: grouping.Grouping, *, until: float) -> list[tuple[float, str, str, str]]:
-    """Advance, with receivers that take everything at once; return what was sent and when."""
+    """Advance, with receivers that accept everything at once; return what was sent and when."""
     machine: list[tuple[float, str, str, str]] = []
     while (deadline := driven.next_deadline()) is not None and deadline <= until:
         sent = driven.tick(deadline)
@@ -244,7 +244,7 @@ def test_what_a_receiver_has_not_refused_yet_is_sent_with_the_next_flush() -> No
     refused(driven, until=300)
     driven.receive(health.fires("b"), 300.0)
     assert refused(driven, until=302) == [(300.5, "ab")]
-    # both were refused, so that one of them alone is nothing new
+    # both were refused before, so one of them alone is not new
     driven.receive(health.resolves("b"), 302.0)
     assert refused(driven, until=1250) == [(1200.5, "a")]
 
@@ -269,7 +269,7 @@ def test_a_replay_is_sent_at_once_however_often_its_group_was_refused() -> None:
     refused(driven, until=400)
     again = driven.receive(grouping.Requested(first), 400.0)
     assert summary(again) == [("r", Reason.FIRST, "a", "")]
-    # once the receiver accepts, it is asked as often as any other
+    # once the receiver accepts, it is tried as often as any other
     assert driven.receive(grouping.Delivered(again[0]), 400.0) == []
     driven.receive(health.fires("b"), 400.0)
     assert refused(driven, until=404) == [(400.5, "ab"), (401.5, "ab")]
@@ -411,7 +411,7 @@ def test_what_waits_for_a_receiver_that_is_away_is_replaced_by_what_is_true() ->
     driven.receive(health.fires("b"), 40.0)
     (second,) = driven.tick(330.0)
     assert summary([second]) == [("r", Reason.FIRST, "ab", "")]
-    # the first got through after all: the second still says what is true
+    # the first was delivered after all; the second is still correct
     assert driven.receive(grouping.Delivered(first), 331.0) == ()
     assert driven.tick(630.0) == []
     driven.receive(health.resolves("a"), 640.0)
@@ -555,7 +555,7 @@ STEPS = st.lists(
 
 
 class World:
-    """Drives the machine through random steps and keeps what a careful receiver would know."""
+    """Runs the machine through random steps, and records what a receiver knows."""
 
     def __init__(self, *, send_resolved: bool) -> None:
         self.send_resolved = send_resolved
@@ -640,12 +640,12 @@ class World:
         self._sent(self.driven.receive(event, self.now))
 
     def _sent(self, notifications: Sequence[Notification]) -> None:
-        """Put them into the outbox, where a newer one takes the place of an older."""
+        """Put notifications into the outbox, where a newer one of a group replaces an older one."""
         for notification in notifications:
             self.on_their_way[notification.group] = notification
 
     def _restart(self, *, is_kept: bool) -> None:
-        """Lose everything in memory, and with bad luck what had not reached the outbox."""
+        """Lose everything in memory and, unless `is_kept`, the notifications to be delivered."""
         if not is_kept:
             self.on_their_way = {}
         self.driven = machine(send_resolved=self.send_resolved, now=self.now)
@@ -655,11 +655,11 @@ class World:
 
 
 def settled(world: World) -> None:
-    """Let everything be delivered that is still to be sent."""
+    """Deliver everything that is still to be sent."""
     for _ in range(5):
         while world.on_their_way:
             world.settle(0)
-        # a receiver that has refused something is not asked again earlier
+        # a receiver that has refused a notification is not tried again earlier
         world.advance(TIMING.group_interval_s + groups.HELD_MAX_S)
     while world.on_their_way:
         world.settle(0)
@@ -702,7 +702,7 @@ def test_an_alert_that_fires_again_after_another_is_sent_again(*, restarts: bool
         settled(world)
         if restarts:
             world.step(("restart", 0, 0))
-    # the first, and four times the end of one kind and the beginning of the other
+    # one for the first kind, and four times the end of one kind and the start of the other
     assert len(set(world.ids)) == len(world.ids) >= 9
     assert {group: sent for group, sent in world.notified.items() if sent} == world.firing()
 
@@ -750,7 +750,7 @@ def test_a_change_of_cause_devices_or_impact_is_sent_once_with_the_next_flush() 
         {"advice": "start the kubelet"},
         {"devices": ("0",)},
         {"devices": ("0",), "pods": ("ml/a",), "pods_total": 1},
-        # nothing is new: a first cause that is back, another pod, a device less
+        # nothing is new: the first cause again, another pod, one device less
         {"pods": ("ml/b",), "pods_total": 1, "summary": "in other words"},
     ]
     for number, change in enumerate(changes):

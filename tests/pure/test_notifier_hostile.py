@@ -1,4 +1,4 @@
-"""A text of a plugin is a text for every receiver: it links, mentions and fetches nothing."""
+"""A plugin's text stays plain text in every receiver: it links, mentions and fetches nothing."""
 
 import datetime as dt
 import email
@@ -35,7 +35,7 @@ MARKUP: Final = re.compile(r"\]\(|\]\[|\]:|!\[|<[\w/!@]|\{\{|@\w")
 
 
 def hostile(text: str) -> notifications.Notification:
-    """Return a notification with the text wherever a plugin's text may be."""
+    """Return a notification with the text in every field that can contain a plugin's text."""
     alert = vocabulary.AlertChanged(
         node="node-a",
         at=T0,
@@ -134,7 +134,7 @@ def program(notification: notifications.Notification) -> None:
     for layout in receiver_settings.Format:
         body = json.loads(webhook.encode_body(notification, words, format_=layout))
         if layout is receiver_settings.Format.CLOUDEVENTS:
-            # a program gets what was reported, as data, beside a text for people
+            # the data for programs contains the reported text unchanged
             assert body["data"].pop("alerts")[0]["summary"] == notification.firing[0].summary
             del body["data"]["groupKey"], body["data"]["groupLabels"]
         else:
@@ -152,7 +152,7 @@ def people(notification: notifications.Notification) -> None:
     words = message.PLAIN.compose(notification)
     assert words.title.isprintable()
     assert all(line.isprintable() for line in words.text.split("\n"))
-    # no text of a plugin begins a line: each says where it comes from
+    # no line begins with a plugin's text: its source comes first
     lines = words.text.split("\n")
     assert [line for line in lines if line.startswith(("Resolved", "[FIRING]", "Bcc"))] == []
 

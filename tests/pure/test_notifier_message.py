@@ -271,7 +271,7 @@ def test_a_storm_fits_into_a_body_and_what_was_left_out_is_counted() -> None:
 def test_whatever_alerts_carry_a_line_stays_a_line(summary: str, observed: str, pod: str) -> None:
     sent = notification(firing=(alert(summary=summary, observed=observed, pods=(pod,)),))
     lines = message.PLAIN.compose(sent).text.split("\n")
-    # the reason is left out if the evidence says it
+    # the reason is left out if the evidence contains it
     assert len(lines) in {6, 7}
     assert all(line.isprintable() and len(line) <= 400 for line in lines)
 

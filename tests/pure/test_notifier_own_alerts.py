@@ -16,7 +16,7 @@ def at(seconds: float) -> dt.datetime:
 
 
 class World:
-    """The alerts of one process of the notifier, and what it emits."""
+    """The alerts of one notifier process, and the events that it emits."""
 
     def __init__(self) -> None:
         self.emitted: list[vocabulary.AlertChanged] = []

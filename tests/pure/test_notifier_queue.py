@@ -1,4 +1,4 @@
-"""A receiver's delivery queue: the table in its docstring, and its laws on a virtual clock."""
+"""A receiver's delivery queue: the table in its docstring, and its properties."""
 
 import datetime as dt
 import itertools
@@ -233,7 +233,7 @@ def test_a_receiver_that_fails_is_tried_one_delivery_at_a_time() -> None:
             sent = [*sent, *deliveries.tick(now)]
     assert deliveries.is_failing()
     assert max(tries[2:]) <= 1
-    # every delivery had its turn: none keeps the others back
+    # every delivery was tried: none blocks the others
     assert deliveries.waiting == 20
 
 

@@ -1,4 +1,4 @@
-"""What `muster notify setup` writes: whole settings, which the notifier's own model accepts."""
+"""What `muster notify setup` writes: complete settings that the notifier accepts."""
 
 import base64
 from pathlib import Path

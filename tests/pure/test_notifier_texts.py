@@ -1,4 +1,4 @@
-"""Whatever alerts carry, every receiver gets words that it can take."""
+"""Every receiver gets a valid message, whatever the alerts contain."""
 
 import datetime as dt
 import email

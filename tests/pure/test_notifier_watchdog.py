@@ -1,4 +1,4 @@
-"""The watchdog over health: the table in its docstring, row by row."""
+"""The watchdog for health: the table in its docstring, row by row."""
 
 from datetime import UTC, datetime
 

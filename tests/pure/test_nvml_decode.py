@@ -8,7 +8,7 @@ from muster_plugin.gpu.nvml import decode
 from muster_plugin.model import gpu
 
 A100_40GB = 42505273344
-"""What NVML says an A100-SXM4-40GB has in all (go-nvml pkg/nvml/mock/gpus/a100.go)."""
+"""The total memory that NVML reports for an A100-SXM4-40GB (go-nvml mock/gpus/a100.go)."""
 A100_80GB = 85899345920
 A30 = 25769803776
 H100_80GB = 85520809984
@@ -212,7 +212,7 @@ def test_a_link_should_be_up_if_it_was_or_if_it_is_on_most_gpus_alike() -> None:
 
 
 def test_half_of_the_gpus_are_no_measure_for_the_other_half() -> None:
-    # two of four joined by a bridge
+    # two of four GPUs are joined by a bridge
     products = dict.fromkeys("abcd", "H100 PCIe")
     active = {"a": {0, 1}, "b": {0, 1}, "c": set[int](), "d": set[int]()}
     assert decode.expected_links(active, products, {})["c"] == frozenset()

@@ -1,4 +1,4 @@
-"""The pictures of a real run are newer than what they show; drawn from what a terminal printed."""
+"""No picture of a real run is outdated, and terminal output is drawn as it was printed."""
 
 import json
 import re

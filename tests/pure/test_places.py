@@ -1,4 +1,4 @@
-"""Where a message is in its stream, read from its reply subject as nats-py reads it."""
+"""The position of a message in its stream, read from its reply subject as nats-py reads it."""
 
 import nats.errors
 import pytest

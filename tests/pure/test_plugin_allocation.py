@@ -24,7 +24,7 @@ def replica(number: int, at: int) -> advertised.Unit:
 
 
 def allocator(sharing: config_gpus.Gpus | None = None) -> allocation.Allocator:
-    """Allocate two GPUs, each three times."""
+    """Return an allocator of two GPUs with three replicas each."""
     offer = resource_plan.PlannedResource(
         name=RULE.name, rule=RULE, units=tuple(replica(n, at) for n in (0, 1) for at in range(3))
     )

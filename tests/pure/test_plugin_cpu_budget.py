@@ -1,4 +1,4 @@
-"""The pace of looks: bounded in the long run, free in between."""
+"""The CPU budget of scans: bounded in the long run; rare or short scans never wait."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from muster_plugin.discovery import inotify
 
 
 def taken(pace_: inotify.CpuBudget, *, took_s: float, looks: int, idle_s: float = 0.0) -> float:
-    """Return the share of the time that so many looks took, each after its rest."""
+    """Return the share of the time that scans take, with the required rest after each."""
     now = 0.0
     for _ in range(looks):
         now += idle_s

@@ -1,4 +1,4 @@
-"""The table of the docstring, row by row, and what is true after any sequence of signals."""
+"""The table of `device_lifecycle`, row by row, and what holds after any sequence of signals."""
 
 import pytest
 from hypothesis import given, settings
@@ -42,7 +42,7 @@ def after(
 def turned(
     life: device_lifecycle.DeviceLifecycle, step: str, now: float = 1.0
 ) -> list[tuple[str, str]]:
-    """Return (health, code) of what one step turned."""
+    """Return (health, code) of each change of health in one step."""
     facts = life.receive(DO[step], now)
     assert all(isinstance(fact, device_lifecycle.HealthChanged) for fact in facts)
     return [

@@ -1,4 +1,4 @@
-"""The schema: what can be said, and what is refused at load with its key and the reason."""
+"""The schema: what is valid, and what is refused at load, with its key and the reason."""
 
 import json
 from pathlib import Path
@@ -316,7 +316,7 @@ CLAIMS: Final = [
     ("{path: /dev/a}", "{path: '/dev/?', exclude: [/dev/a]}", False),
     ("{path: /dev/a}", "{path: '/dev/?b'}", False),
     ("{path: '/dev/a*'}", "{path: '/dev/a*'}", True),
-    ("{path: '/dev/a*'}", "{path: '/dev/*a'}", False),  # shows only on the node
+    ("{path: '/dev/a*'}", "{path: '/dev/*a'}", False),  # found only on the node
     ("{path: /dev/a}", "{regex: '^[ab]$'}", True),
     ("{path: /opt/a}", "{regex: a}", False),
     ("{regex: '^a$'}", "{regex: '^a$'}", True),
@@ -411,7 +411,7 @@ TREES: Final = st.recursive(
 
 
 def usable(text: bytes) -> bool:
-    """Tell whether rules come out; anything raised but BadSettings fails the test."""
+    """Return whether a text is valid; any error but BadSettings fails the test."""
     try:
         for tree in settings.parse(text, source="FILE"):
             settings.validate(config_settings.Document, tree)

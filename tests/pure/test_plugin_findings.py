@@ -1,4 +1,4 @@
-"""What the API shows of device plugins that run and do not do their work, and what is no fault."""
+"""Faults of device plugins that the Kubernetes API shows, and conditions that are no fault."""
 
 from typing import Any
 
@@ -276,7 +276,7 @@ KUBEVIRT = "quay.io/kubevirt/virt-handler:v1.6"
         (node("a", LOST), [plugin("a", ready_s=60)]),
         (node("a", LOST), [plugin("a", ready_s=60, ready="False")]),
         (node("a", GONE), [plugin("a", metadata={"deletionTimestamp": ago(5)})]),
-        # nothing runs that could have offered it
+        # no plugin runs that could have offered it
         (node("a", GONE), []),
         # a new node, a drained one, one that an autoscaler removes
         (node("a", LOST, age_s=200), [plugin("a")]),
@@ -285,10 +285,10 @@ KUBEVIRT = "quay.io/kubevirt/virt-handler:v1.6"
             node("a", LOST, taints=[{"key": "ToBeDeletedByClusterAutoscaler"}]),
             [plugin("a", ready="False")],
         ),
-        # it serves a resource only while something asks for it
+        # this plugin serves a resource only while something requests it
         (node("a", {"devices.kubevirt.io/kvm": (0, 0)}), [plugin("a", image=KUBEVIRT)]),
         (node("a", {"devices.kubevirt.io/kvm": (9, 0)}), [plugin("a", image=KUBEVIRT)]),
-        # all is well
+        # a healthy plugin
         (node("a"), [plugin("a")]),
     ],
 )

@@ -1,4 +1,4 @@
-"""What can be written down about GPUs: every problem at once, each with the key as written."""
+"""The settings of GPUs: all problems are reported at once, each with the key as written."""
 
 from typing import Any
 
@@ -314,7 +314,7 @@ def test_any_tree_is_a_configuration_or_is_refused(tree: object) -> None:
     try:
         parsed = settings.validate(config_settings.Settings, {"gpus": tree})
     except settings.BadSettings as error:
-        assert all("\n" not in problem for problem in error.problems)  # noqa: PT017  # or it is one
+        assert all("\n" not in problem for problem in error.problems)  # noqa: PT017  # or valid
         return
     again = msgspec.to_builtins(parsed.gpus)
     assert parsed.gpus is None or msgspec.convert(again, gpus.Gpus, strict=True) == parsed.gpus

@@ -1,7 +1,7 @@
-"""NVIDIA's configuration, and its iktos fork's: what comes out, what is refused, what differs.
+"""The import of NVIDIA's and its iktos fork's configuration: results, refusals, differences.
 
 Cases restated as data. Origins: NVIDIA/k8s-device-plugin v0.20 api/config/v1/replicas_test.go
-(TestUnmarshalReplicaDevices, TestUnmarshalReplicaResource, TestUnmarshalTimeSlicing, but for its
+(TestUnmarshalReplicaDevices, TestUnmarshalReplicaResource, TestUnmarshalTimeSlicing except its
 older field `strategy`), flags_test.go, imex_test.go, config_test.go; its README's flags;
 iktos/k8s-gpu-sharing-plugin 9394ddf0 cmd/nvidia-device-plugin/main.go and README.
 """
@@ -33,7 +33,7 @@ def imported(text: str) -> base.ImportedConfiguration:
 
 
 def gpus(result: base.ImportedConfiguration) -> Any:
-    """Return the section as people write it; hold that what is printed gives the same."""
+    """Return the section `gpus` as in a file; assert that its printed form gives the same."""
     printed = msgspec.yaml.encode(result.rules)
     again = files.read(printed, source="F", written_for=Format.MUSTER)
     assert again == config_settings.Settings(gpus=result.rules.gpus)
@@ -42,7 +42,7 @@ def gpus(result: base.ImportedConfiguration) -> Any:
 
 
 def differences(result: base.ImportedConfiguration) -> list[str]:
-    """Return the differences that this configuration in particular makes."""
+    """Return the differences that are specific to this configuration."""
     general = nvidia.read({}).differences
     return [
         expected_lines for expected_lines in result.differences if expected_lines not in general
@@ -77,7 +77,7 @@ DEVICES: list[tuple[str, Any]] = [
     (f'[0, "0:0", "{GPU}"]', None),
     (f'["0", "0:0", "{GPU}"]', None),
     (f'[1, "0:0", "{GPU}"]', {"devices": [1, "0:0", GPU]}),
-    # not NVIDIA's
+    # further cases
     ("0", None),
     ("true", None),
     ("[]", None),
@@ -127,7 +127,7 @@ RESOURCES: list[tuple[str, Any]] = [
     (f"{{name: {'x' * 53}, replicas: 2}}", None),
     ("{name: Upper, replicas: 2}", None),
     ("{name: under_score, replicas: 2}", None),
-    # ours
+    # further cases
     ("{name: valid, replicas: 1001}", None),
     ("7", None),
 ]
@@ -229,7 +229,7 @@ FLAGS: list[tuple[str, Any, list[str]]] = [
         {"given": {"deviceList": ["envvar", "cdi-annotations"]}},
         [],
     ),
-    # its README
+    # from its README
     (
         "{plugin: {deviceListStrategy: 'envvar,cdi-cri'}}",
         {"given": {"deviceList": ["envvar", "cdi-cri"]}},
@@ -363,7 +363,7 @@ MAPPED = [setting for setting in nvidia_settings.TABLE if setting.ours]
 
 
 def samples(setting: nvidia_settings.Setting) -> tuple[str, Any]:
-    """Return a value that says something: as a flag has it, and as the file does."""
+    """Return a value with an effect: in the form of a flag, and in that of the file."""
     match setting.kind:
         case nvidia_settings.Kind.FLAG:
             return "true", True
@@ -575,7 +575,7 @@ def test_two_ways_of_sharing_at_once_are_refused() -> None:
 
 
 def rows() -> list[list[str]]:
-    """Return the table of the page as it is written, a list of cells for each row."""
+    """Return the rows of the page's table, each as a list of cells."""
     text = PAGE.read_text("utf-8")
     _, _, section = text.partition("## NVIDIA's flags, variables and keys\n")
     lines = [line for line in section.partition("\n## ")[0].splitlines() if line.startswith("|")]
@@ -602,7 +602,7 @@ def test_the_page_has_no_row_too_many() -> None:
 
 
 def fields(shape: type[msgspec.Struct], path: str = "") -> set[str]:
-    """Return the path of every key of ours."""
+    """Return the path of every key of a struct, also of nested ones."""
     result: set[str] = set()
     for field in msgspec.structs.fields(shape):
         inner = field.type
@@ -660,7 +660,7 @@ NAMES: Final = [name for item in nvidia_settings.EVERY for name in (*item.flags,
 
 
 def usable(result: base.ImportedConfiguration) -> None:
-    """Hold that what was read can be used, and comes back the same."""
+    """Assert that an imported configuration can be used, and stays the same when read back."""
     gpus(result)
     assert all(
         expected_lines and "\n" not in expected_lines for expected_lines in result.differences

@@ -1,9 +1,9 @@
-"""Configurations written for other plugins: the same resources come out, and each difference.
+"""The import of configurations for other plugins: the same resources, and each difference.
 
 The examples are the published ones, restated: names, patterns and counts are facts. Origins:
 smarter-project/smarter-device-manager conf.yaml and smarter-device-manager-configmap-xavier.yaml;
 squat/generic-device-plugin manifests/generic-device-plugin.yaml, its --help and the cases of its
-deviceplugin/path_test.go and usb_test.go. NVIDIA's have a file of their own.
+deviceplugin/path_test.go and usb_test.go. NVIDIA's are in test_plugin_import_nvidia.py.
 """
 
 from typing import Any, Final
@@ -34,7 +34,7 @@ def imported(
 def resources(
     text: str, peer: Format, domain: str | None = None
 ) -> tuple[config_resources.Resource, ...]:
-    """Return what comes out, and hold that direct use and the printed form give the same."""
+    """Return the resources; assert that direct use and the printed form give the same."""
     result = imported(text, peer, domain).rules
     printed = msgspec.yaml.encode(result)
     direct = files.read(text.encode(), source="F", written_for=peer, domain=domain)
@@ -44,7 +44,7 @@ def resources(
 
 
 def differences(text: str, peer: Format) -> list[str]:
-    """Return the differences that this file in particular makes."""
+    """Return the differences that are specific to this file."""
     plain = {
         Format.SMARTER: "[{devicematch: ^x$, nummaxdevices: 1}]",
         Format.GENERIC: "{domain: a.b, device: ['xy,/dev/x']}",
@@ -60,7 +60,7 @@ def problems(text: str | bytes, peer: Format) -> list[str]:
 
 
 def each(pattern: str, count: int) -> config_resources.Resource:
-    """Return what an entry of smarter's means: one resource for each match, with `rw`."""
+    """Return what an entry of smarter means: one resource for each match, with `rw`."""
     nodes = config_resources.Entry(regex=pattern, permissions="rw")
     groups = (config_resources.Group(devices=(nodes,), count=count),)
     return config_resources.Resource(name="smarter-devices/*", groups=groups, per_match=True)
@@ -157,7 +157,7 @@ def test_every_problem_of_a_file_of_smarter_is_reported_at_once() -> None:
 
 
 def group(*paths: str | tuple[str, str], count: int = 1) -> config_resources.Group:
-    """Return a group as generic gives it: `mrw`, each path as it is, or at its mountPath."""
+    """Return a group of generic: `mrw`, each path unchanged or at its mountPath."""
     return config_resources.Group(
         devices=tuple(
             config_resources.Entry(path=path, permissions="mrw")
@@ -187,7 +187,7 @@ MANIFEST: Final = {
 
 
 def spec(name: str, groups: tuple[config_resources.Group, ...]) -> dict[str, Any]:
-    """Write groups as generic's users do."""
+    """Return groups in the form of generic's configuration."""
     return {
         "name": name,
         "groups": [
@@ -261,7 +261,7 @@ def test_the_domain_of_a_manifest_is_taken_unless_another_gets(
 
 
 def nodes(path: str) -> config_resources.Entry:
-    """Return what one path of generic's means."""
+    """Return what one path in generic's configuration means."""
     text = f"{{domain: a.example, devices: [{{name: aa, groups: [{{paths: [{path}]}}]}}]}}"
     (result,) = resources(text, Format.GENERIC)
     (node,) = result.groups[0].devices
@@ -487,7 +487,7 @@ SPECS: Final = st.fixed_dictionaries(
 
 
 def usable(text: bytes, peer: Format) -> None:
-    """Import and use directly; anything raised but BadSettings fails the test."""
+    """Import a text, and use it directly; any error but BadSettings fails the test."""
     try:
         result = imported(text, peer)
         direct = files.read(text, source="F", written_for=peer)

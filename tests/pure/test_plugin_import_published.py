@@ -1,4 +1,4 @@
-"""Files as projects publish them, written after their documented formats: each import's result.
+"""The import of files in published formats, written for these tests from the documentation.
 
 The formats: smarter-device-manager's chart and its ConfigMap for Xavier; the ConfigMap of SkyPilot;
 generic-device-plugin's README; NVIDIA's k8s-device-plugin: its chart (v0.20), static DaemonSet and
@@ -395,7 +395,7 @@ def test_what_a_chart_ignores_is_said() -> None:
     )
 
 
-# in place of NVIDIA's plugin: the variables of the process
+# muster in place of NVIDIA's plugin: the variables of the process
 
 
 def test_the_variables_of_the_process_take_precedence_over_the_file() -> None:

@@ -40,7 +40,7 @@ Events = list[vocabulary.PluginEvent]
 
 
 def replica(uuid: str, number: int, *, gi: int | None = None) -> advertised.Unit:
-    """Return one of several ids of a GPU, or of a MIG device of the first."""
+    """Return one replica of a GPU, or of a MIG device of the first GPU."""
     part = gpu.Part(gpu=GPU_0 if gi is not None else uuid, gi=gi, ci=0 if gi is not None else None)
     return advertised.Unit(
         id=f"{uuid}::{number}",

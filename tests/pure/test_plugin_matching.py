@@ -1,4 +1,4 @@
-"""Which nodes a rule means: the peers' meanings, and where muster's differs."""
+"""Which device nodes a rule matches: as in the peers' rules, and where muster differs."""
 
 import msgspec
 import pytest
@@ -36,14 +36,14 @@ SOUND = [directory("/dev/snd"), char("/dev/snd/controlC0"), char("/dev/snd/pcmC0
 @pytest.mark.parametrize(
     ("pattern", "expected"),
     [
-        # smarter's default conf.yaml, each on the same listing
+        # the patterns of smarter's default conf.yaml, on the same list of nodes
         ("^snd$", ["/dev/snd"]),
         ("^video[0-9]*$", ["/dev/video0", "/dev/video10", "/dev/video2"]),
         ("^ttyUSB[0-9]*$", ["/dev/ttyUSB0"]),
         ("^fuse$", ["/dev/fuse"]),
         ("^rtc0$", ["/dev/rtc0"]),
         ("^hci[0-9]*$", []),
-        # unanchored, smarter's users are surprised by these
+        # unanchored patterns, whose matches surprise users of smarter
         ("video", ["/dev/video0", "/dev/video10", "/dev/video2"]),
         ("rtc", ["/dev/rtc", "/dev/rtc0"]),
         ("snd", ["/dev/snd", "/dev/snd/controlC0", "/dev/snd/pcmC0D0p"]),

@@ -1,4 +1,4 @@
-"""What a node of the plugin reports as stuck."""
+"""When the plugin's `Node` reports that its checks are stuck."""
 
 from typing import TypeVar
 

@@ -1,4 +1,4 @@
-"""Globs mean what Go's path/filepath says, regular expressions stay cheap."""
+"""Globs match as in Go's path/filepath; regular expressions stay cheap."""
 
 import fnmatch
 import time
@@ -41,7 +41,7 @@ GLOBS = [
     ("/[^bc", "/a", None),
     ("/a[", "/ab", None),
     ("/*x", "/xxx", True),
-    # Go knows no **; ours is any number of whole directories
+    # Go has no **; in muster, it matches any number of whole directories
     ("/dev/**", "/dev/a", True),
     ("/dev/**", "/dev/a/b/c", True),
     ("/dev/**/video*", "/dev/video0", True),
@@ -50,7 +50,7 @@ GLOBS = [
     ("/dev/**/by-*/**/x", "/dev/a/x", False),
     ("/dev/a**b", "/dev/axxb", True),
     ("/dev/a**b", "/dev/a/b", False),
-    # shells and Python would negate here; Go takes the exclamation mark as it is
+    # in shells and Python, this negates; in Go, it is a literal exclamation mark
     ("/dev/[!a]", "/dev/!", True),
     ("/dev/[!a]", "/dev/b", False),
     ("/dev/*", "/dev/.hidden", True),

@@ -1,9 +1,9 @@
-"""The peers' published configurations, from their files to what the kubelet is answered.
+"""The peers' published configurations, from their files to the responses to the kubelet.
 
 smarter-device-manager 1.20: manifests smarter-device-manager-configmap, and the one for fuse alone.
-generic-device-plugin 0.1: manifests/generic-device-plugin.yaml, and its README's old flags. Both
-ways, imported to a file of ours and used directly, give what the peers' own documents say: names,
-counts, device nodes with their places and permissions.
+generic-device-plugin 0.1: manifests/generic-device-plugin.yaml, and its README's old flags. Both an
+import into a muster file and direct use give what the peers document: names, counts, and device
+nodes with their paths and permissions.
 """
 
 from collections.abc import Callable, Mapping
@@ -103,7 +103,7 @@ spec:
 
 
 def each(*names: str, count: int = 1) -> dict[str, tuple[int, list[Given]]]:
-    """Say what smarter gives for each match: a resource of its own, many times the same node."""
+    """Return what smarter allocates: a resource for each match, with `count` ids of one node."""
     return {
         f"smarter-devices/{name.replace('/', '_')}": (
             count,
@@ -168,7 +168,7 @@ CASES: Final[Mapping[str, tuple[str, str, dict[str, tuple[int, list[Given]]]]]] 
 
 
 def imported(text: str, peer: settings.Format) -> settings.Settings:
-    """Read what the import prints."""
+    """Import a configuration, and read back its printed form."""
     made = files.import_peer(text.encode(), source="FILE", peer=peer).rules
     printed = msgspec.yaml.encode(made)
     return files.read(printed, source="-", written_for=settings.Format.MUSTER)
@@ -179,7 +179,7 @@ def direct(text: str, peer: settings.Format) -> settings.Settings:
 
 
 def answered(settings: settings.Settings) -> dict[str, tuple[int, list[Given]]]:
-    """Return for each resource how many ids it has, and what each kind of them gives."""
+    """Return the number of ids of each resource, and the different allocations that they give."""
     plan = resource_plan.plan(settings.at("node-a").resources, SEEN)
     assert plan.problems == ()
     devices = inventory.Inventory(node="node-a", plugin="p")

@@ -18,7 +18,7 @@ END = registration_signals.Stop(1)
 def registered(
     machine: registration.Registration, *, kubelet: str = "k1", now: float = 0.0
 ) -> None:
-    """Bring a machine, from its present generation's start, to where the kubelet lists it."""
+    """Advance a machine from the start of its generation until the kubelet lists the resource."""
     machine.tick(now)
     generation = machine.generation
     machine.receive(registration_signals.Served(generation), now)
@@ -36,7 +36,7 @@ def listed(kubelet: str = "k1") -> registration.Registration:
 def healed(
     machine: registration.Registration, now: float, kubelet: str = "k1"
 ) -> registration_signals.Action:
-    """End, serve, register and list again; return the report."""
+    """Let a machine stop, serve, register and be listed again; return its report."""
     generation = machine.generation
     assert machine.receive(registration_signals.Stopped(generation), now) == []
     deadline = machine.next_deadline()
@@ -318,7 +318,7 @@ STEPS = st.lists(
 
 
 class World:
-    """Answers the machine's actions as adapters and kubelet would, and injects faults."""
+    """A stand-in for the adapters and the kubelet: answers actions, and injects faults."""
 
     def __init__(self) -> None:
         self.machine = registration.Registration()
@@ -357,7 +357,7 @@ class World:
         self.now = end
 
     def compare_until(self, end: float) -> None:
-        """Compare every second what the kubelet lists, as the poller does."""
+        """Advance until a time; each second, compare what the kubelet lists, as the poller does."""
         while self.now < end:
             self.run_until(min(end, self.now + 1.0))
             if self.machine.state in {State.LISTED, State.DISPLACED}:
@@ -403,7 +403,7 @@ class World:
             case "rival":
                 self.shown, self.rivals = "rival", frozenset({"rival.sock"})
             case "rival_goes" if self.shown == "rival":
-                # since 1.37 its list stays
+                # since Kubernetes 1.37, its devices stay listed
                 self.rivals = frozenset()
             case "rival_forgotten" if self.shown == "rival":
                 self.shown, self.rivals = "", frozenset()
@@ -459,7 +459,7 @@ def test_whatever_happens_one_generation_serves_and_the_resource_is_listed_again
         world.suffer(kind)
     world.delay_s, world.refusing = 0.01, False
     world.suffer("rival_goes")
-    # every answer on its way, the longest back-off, a stream missed, and the repair of that
+    # all pending answers, the longest back-off, a missing stream, and the repair of that
     longest_s = 1.5 + 2 * TIMEOUTS.retry.max_s + TIMEOUTS.stream_after_register_s
     world.compare_until(world.now + longest_s + TIMEOUTS.vacant.delay_s(5))
     assert world.machine.is_listed, world.machine.problem(world.now)

@@ -1,4 +1,4 @@
-"""From rules and nodes to units: generic's and smarter's cases, and what always holds."""
+"""From rules and device nodes to units: cases of generic and smarter, and invariants."""
 
 from collections.abc import Sequence
 from random import Random
@@ -363,10 +363,10 @@ nodes = st.lists(st.sampled_from(NAMES), unique=True)
 
 
 def by_hand(group: list[resources.Entry], names: list[str]) -> list[list[str]]:
-    """Lay the lists out as long as they can be, and cut them (the slow, obvious way).
+    """Return the expected units: the matches of each entry, repeated `limit` times, side by side.
 
-    Rows that come to the same nodes, because two entries match one, are one unit: advertising it
-    twice would be `count`.
+    There are at most as many rows as one entry has matches. Rows with the same nodes, because two
+    entries match one node, are one unit: only `count` makes several units of the same nodes.
     """
     lists, longest = [], 0
     for entry in group:

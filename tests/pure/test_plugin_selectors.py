@@ -1,4 +1,4 @@
-"""References to GPUs: NVIDIA's forms and patterns, restated as data, and what always holds.
+"""References to GPUs: NVIDIA's forms and patterns, restated as data, and invariants.
 
 Origin: NVIDIA/k8s-device-plugin api/config/v1/replicas_test.go (TestReplicaDeviceRef, the lists of
 TestUnmarshalReplicaDevices) and resources_test.go (TestResourcePatternMatches), v0.20.
@@ -31,7 +31,7 @@ FORMS: list[tuple[int | str, gpu.Selector | None]] = [
     ("GPU-UUID", None),
     ("MIG-UUID", None),
     (f"MIG-{GPU}", None),
-    # not NVIDIA's
+    # further cases
     ("", None),
     ("0:", None),
     ("0:1:2", None),
@@ -72,7 +72,7 @@ PATTERNS = [
     ("2g.48gb", "2g.48gb+gfx", False),
     ("*gb", "1g.24gb", True),
     ("*gb", "1g.24gb-me", False),
-    # not NVIDIA's
+    # further cases
     ("a*a", "a", False),
     ("*A100*40GB", "NVIDIA A100-SXM4-40GB", True),
     ("**", "", True),

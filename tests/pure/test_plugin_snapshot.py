@@ -1,4 +1,4 @@
-"""Thousands of devices: what is published of them, and what that costs."""
+"""Thousands of devices: what is published about them, and the cost of that."""
 
 import sys
 from collections import Counter
@@ -26,7 +26,7 @@ RULE: Final = resources.Resource(name=GPU, groups=(), env="")
 
 
 def shared(replicas: int) -> inventory.Inventory:
-    """Return eight GPUs of so many replicas each."""
+    """Return an inventory of eight GPUs with a number of replicas each."""
     devices = inventory.Inventory(node="n1", plugin="p")
     parts = {uuid: gpu.Part(gpu=uuid) for uuid in UUIDS}
     of_gpus = tuple(
@@ -62,7 +62,7 @@ def encoded(event: vocabulary.Event) -> bytes:
 
 
 def calls(work: Callable[[], object]) -> int:
-    """Count the calls of Python functions, which no busy machine changes."""
+    """Return the number of calls of Python functions, which does not depend on other load."""
     count = 0
 
     def called(_frame: FrameType, event: str, _argument: object) -> None:
@@ -157,7 +157,7 @@ def test_a_fault_costs_as_much_as_its_gpu_has_replicas_however_many_are_active()
         return calls(lambda: [there.apply_fault(finding) for finding in begins])
 
     costs = find(few), find(many)
-    # that a GPU is asked for by uuid once makes up the first; nothing is asked for each device
+    # the first cost is mainly one lookup for each GPU; there is no lookup for each device
     assert costs[1] < costs[0] * 10
     assert costs[0] < len(begins) * 250
 
@@ -170,5 +170,5 @@ def test_a_list_is_made_of_each_device_once_however_many_faults_are_active() -> 
     once = calls(lambda: many.devices(GPU))
     assert once < 8_000 * 12
     assert many.count(GPU) == {Health.UNHEALTHY: 8_000}
-    # heartbeats and metrics ask again, and nothing has changed
+    # heartbeats and metrics read the list again, and nothing has changed
     assert calls(lambda: many.devices(GPU)) < 10

@@ -1,4 +1,4 @@
-"""One gRPC call as bytes: what is sent, and any answer in any pieces."""
+"""One gRPC call as bytes: what is sent, and answers that arrive in pieces."""
 
 import struct
 
@@ -67,7 +67,7 @@ def test_only_a_message_is_an_answer(
 @pytest.mark.parametrize(
     ("block", "status"),
     [
-        # from another implementation of HPACK: literals, plain or in the Huffman code
+        # encoded by another implementation of HPACK: literals, plain or Huffman-coded
         (b"\x88\x40\x0bgrpc-status\x018", 8),
         (b"\x20\x5f\x10application/grpc\x40\x889acac8b21234da8f\x0212", None),
         (bytes.fromhex("8840889acac8b21234da8f0132"), 2),

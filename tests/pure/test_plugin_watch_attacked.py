@@ -1,4 +1,4 @@
-"""Processes on the node that make up plugins: what the watch of the others makes of them."""
+"""Processes on the node that fake plugins: the watch of the real plugins still works."""
 
 import collections
 import time
@@ -13,7 +13,7 @@ GPU, GPU_SOCKET = watched_node.GPU, watched_node.GPU_SOCKET
 
 
 def made_up(node: watched_node.Node, count: int, answer: Answer) -> list[str]:
-    """Let a process make sockets with names that come before all others."""
+    """Let a process create sockets whose names sort before all others; return the names."""
     names = [f"!{number:03}-x.sock" for number in range(count)]
     for name in names:
         node.make(name)
@@ -84,7 +84,7 @@ def test_a_socket_that_never_answers_is_a_failure_only_of_a_known_plugin() -> No
     assert node.findings() == {GPU: Finding.NO_ANSWER}
 
 
-# What hides failures
+# Attempts to hide failures
 
 
 def test_a_kubelet_that_started_in_the_future_by_a_clock_set_back_hides_no_failure() -> None:

@@ -1,4 +1,4 @@
-"""Plugins that end when something connects to them, and those that end anyway."""
+"""Plugins that end when something connects to them, and plugins that end for other reasons."""
 
 import itertools
 
@@ -32,7 +32,7 @@ class Plugin:
                 self.end()
 
     def end(self) -> None:
-        """End, and start again."""
+        """End the plugin, and start it again 10 s later."""
         self.ends.append(self.node.now)
         self.node.counts = {}
         self.node.kill(GPU_SOCKET)
@@ -55,7 +55,7 @@ def test_a_plugin_that_ends_at_a_connection_is_connected_to_ever_more_rarely(
     assert all(gap >= 300 * connections_max for gap in gaps[1:])
     assert all(gap >= 3600 * connections_max for gap in gaps[5:])
     assert len(plugin.ends) <= 30
-    # its end is reported, and its return
+    # each end is reported, and so is the return
     began = [at for at, _, finding, _ in plugin.node.changes if finding is Finding.NOT_SERVED]
     assert len(began) >= len(plugin.ends)
     assert plugin.node.findings() == {GPU: Finding.NONE}
@@ -83,7 +83,7 @@ def test_a_plugin_that_ends_without_a_connection_is_watched_as_before() -> None:
     plugin = Plugin(connections_max=1)
     plugin.run(60.0)
     node = plugin.node
-    # the next one crashes before it is connected to
+    # the next process crashes before anything has connected to it
     plugin.end()
     node.run(0.2)
     assert len(node.connections[GPU_SOCKET]) == 1

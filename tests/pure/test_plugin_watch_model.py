@@ -1,4 +1,4 @@
-"""The watched plugins of a node: stories with a simulated node, and any order of observations."""
+"""The watched plugins of a simulated node: scenarios, and any order of observations."""
 
 import math
 
@@ -68,7 +68,7 @@ def test_a_plugin_that_stops_again_and_again_is_found_within_twenty_seconds(phas
 def test_devices_that_their_plugin_never_checks_look_healthy() -> None:
     node = healthy()
     at_first = node.model.watched
-    # all of them have failed, and the plugin, whose health checks have ended, lists them as before
+    # all devices have failed, but the plugin no longer checks them, and lists them as before
     node.run(3_600)
     assert (node.model.watched, node.findings()) == (at_first, {GPU: Finding.NONE})
 
@@ -292,7 +292,7 @@ def test_healthy_hours_with_rolling_updates_have_no_finding_and_few_connections(
 
 
 def assert_few(node: Node) -> None:
-    """At most four connections of a process in any minute."""
+    """Assert that each process got at most four connections in any minute."""
     for times in node.connections_by_process.values():
         for at, fifth in zip(times, times[sockets.CONNECTIONS_MAX :], strict=False):
             assert fifth - at >= 60

@@ -1,4 +1,4 @@
-"""Which pods need more than the Pod Security level `restricted`: each need is explained."""
+"""Which pods need more than the Pod Security level `restricted`; docs/ explains each need."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -18,7 +18,7 @@ SELINUX: Final = {"", "container_t", "container_init_t", "container_kvm_t", "con
 
 
 def exceptions(overlay: str) -> set[str]:
-    """Return what the level refuses (kubernetes.io, Pod Security Standards), by workload."""
+    """Return what the level `restricted` refuses in each workload (Pod Security Standards)."""
     return _refused(manifests.pods(overlay))
 
 
@@ -113,7 +113,7 @@ def test_the_plugin_writes_nowhere_in_dev_and_sees_no_terminal_or_shared_memory(
     assert mounts.keys() == {"/dev", "/dev/pts", "/dev/shm"}
     assert all(mount["readOnly"] for mount in mounts.values())
     assert mounts["/dev"]["recursiveReadOnly"] == "IfPossible"
-    # not even the node's /dev/shm where the runtime cannot do that
+    # also if the runtime cannot do that, the node's /dev/shm is not visible
     assert all("emptyDir" in volumes[mounts[f"/dev/{name}"]["name"]] for name in ("pts", "shm"))
 
 
@@ -176,7 +176,7 @@ def test_every_pod_is_critical_says_what_it_needs_and_has_room(overlay: str) -> 
         for container in pod["containers"]:
             needs = container["resources"]
             request, limit = (_mib(needs[kind]["memory"]) for kind in ("requests", "limits"))
-            # no tiny limit: what is killed for a leak of its own takes devices or watchers away
+            # no tight limit: killing a process for its memory removes devices or their monitoring
             assert limit >= 4 * request, name
             assert "cpu" not in needs["limits"], name
             assert container["livenessProbe"], name

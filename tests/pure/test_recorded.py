@@ -1,4 +1,4 @@
-"""Everything that earlier versions wrote can be read: events, heartbeats, the services' own state.
+"""Everything that earlier versions wrote can be read: events, heartbeats, the services' state.
 
 Each folder of tests/recorded is a minor version of muster; scripts/record.py writes the newest.
 """
@@ -54,10 +54,10 @@ def lost(recorded: object, decoded: object, where: str = "") -> list[str]:
 
 
 def newer(value: object) -> object:
-    """Return it as a later version might write it: with an additional field everywhere."""
+    """Return a value as a later version might write it: with an additional field in each object."""
     match value:
         case dict():
-            # these are data: an additional one would be a label or a receiver, not a field
+            # their keys are data: an additional key would be a label or a receiver, not a field
             fields = {
                 key: field if key in {"labels", "receivers"} else newer(field)
                 for key, field in value.items()
@@ -116,7 +116,7 @@ def test_health_continues_from_the_state_and_events_of_earlier_versions() -> Non
     )
     for file in FILES:
         for number, (subject, body) in enumerate(messages(file)):
-            # without a subject it has every field set, and is not what health would save
+            # a record without a subject has all fields set, which health would never save
             if file.stem == "muster_state" and subject:
                 watched.receive(signals.Restored(state=snapshot.decode(encoded(body))), 0.0)
             elif file.stem == "heartbeat":

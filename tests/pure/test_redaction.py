@@ -1,4 +1,4 @@
-"""What leaves the operator's machine has no secrets."""
+"""Reports that leave the operator's machine contain no secrets."""
 
 import base64
 import urllib.parse
@@ -127,7 +127,7 @@ def test_what_is_known_to_be_secret_is_removed_in_every_form(secret: str, text: 
 
 @pytest.mark.parametrize("run", ["a", "pass", "eyJ", "a+", "password-", "eyJaaaaaaaa.", "a://"])
 def test_a_long_run_of_characters_is_looked_at_once(run: str) -> None:
-    # in a log, one such line was enough to keep the command busy for hours
+    # one such line in a log once kept the command busy for hours
     before = run * (60_000 // len(run))
     assert "abcdef" not in BLIND.text(f"{before} password=abcdef")
 

@@ -43,7 +43,7 @@ RULES = re.findall(
     (ROOT / "k8s/components/monitoring/rules.yaml").read_text("utf-8"),
     re.MULTILINE,
 )
-"""The pages that rules of Prometheus lead to."""
+"""The pages to which rules of Prometheus link."""
 NAMES = sorted({*AlertKind, WATCHED, *RULES})
 
 
@@ -66,7 +66,7 @@ def link(kind: AlertKind, watched: str = "") -> str:
 @pytest.mark.parametrize("kind", AlertKind)
 def test_every_alert_links_to_its_page(kind: AlertKind) -> None:
     page = link(kind).removeprefix(muster.RUNBOOKS_URL)
-    assert (PAGES / page).suffix == ".html"  # as `make docs` makes it
+    assert (PAGES / page).suffix == ".html"  # as `make docs` creates it
     assert (PAGES / page).with_suffix(".md").read_text("utf-8").startswith(f"# {kind}\n")
 
 

@@ -1,4 +1,4 @@
-"""Settings: a file and the environment become one object, or every problem with them is named."""
+"""Settings: a file and the environment give one object, or all problems are reported."""
 
 import enum
 import os
@@ -252,7 +252,7 @@ def test_a_tree_read_elsewhere_is_validated_like_a_file() -> None:
 
 def test_a_text_of_several_documents_is_read_as_strictly_as_a_file() -> None:
     assert ours.parse(b"a: 1\n---\n[b]\n", source="X") == [{"a": 1}, ["b"]]
-    # as JSON writes it
+    # as in JSON
     assert ours.parse(rb'{"a": "\ud83d\ude00"}', source="X") == [{"a": "\N{GRINNING FACE}"}]
     for text, problem in [
         (b"a: &a 1\nb: *a", "X: not YAML: aliases are not allowed"),

@@ -1,4 +1,4 @@
-"""The streams and buckets: which keeps what, and that each has its limits."""
+"""The streams and buckets: what each stores, and its limits."""
 
 import pytest
 
@@ -52,14 +52,14 @@ def test_the_ids_that_one_node_can_have_kept_are_a_small_part_of_a_servers_memor
     stream: streams.Stream,
 ) -> None:
     rates = config.Rates()
-    # an id can take nearly all that is sent
+    # an id can be nearly as long as its whole message
     kept = rates.bytes_per_s * (rates.burst_s + stream.duplicate_window_s)
     nats = manifests.only("production", "StatefulSet", "muster-nats")
     container = nats["spec"]["template"]["spec"]["containers"][0]
     limit = int(container["resources"]["limits"]["memory"].removesuffix("Gi")) * 2**30
     collected = next(v["value"] for v in container["env"] if v["name"] == "GOMEMLIMIT")
     assert kept < limit / 10
-    # four nodes together, and all else
+    # four nodes together, and everything else
     assert 4 * kept + 256 * 2**20 < int(collected.removesuffix("MiB")) * 2**20 < 0.8 * limit
 
 
@@ -81,11 +81,11 @@ def test_a_filter_finds_its_stream_too() -> None:
 def test_every_stream_is_bounded(stream: streams.Stream) -> None:
     assert 0 < stream.age_max_s <= 90 * 86_400
     assert 0 < stream.bytes_max <= 1024**3
-    # what people did has one subject, and nobody may push it out by acting often
+    # the audit log has one subject, and frequent actions must not push out older ones
     most = 100_000 if stream is streams.AUDIT else 1_000
     assert 0 < stream.per_subject_max <= most
     if stream not in {streams.EVENTS, streams.INVENTORY}:
-        # a dead letter is an event and the headers that say why
+        # a dead letter is an event with headers that contain the reason
         assert stream.message_bytes_max >= codec.EVENT_BYTES_MAX + 4096
     assert 0 < stream.duplicate_window_s <= stream.age_max_s
 

@@ -1,4 +1,4 @@
-"""Nothing that a plugin writes controls a terminal: all that is printed is escaped."""
+"""No text of a plugin controls a terminal: everything that is printed is escaped."""
 
 import ast
 import datetime as dt
@@ -29,17 +29,17 @@ TEXT: Final = st.text(st.characters(codec=None), max_size=9) | st.sampled_from(H
 WHOLE: Final = TEXT.map(lambda text: text.encode("utf-16", "ignore").decode("utf-16", "ignore"))
 
 MAY_PRINT: Final = {
-    # what every command prints with
+    # the functions with which every command prints
     "muster/cli/output.py": {"sys.stdout", "sys.stderr", "os.write", "rich.console.Console"},
     # opens the standard streams of every process, and escapes tracebacks
     "muster/commands.py": {"sys.stderr"},
-    # settings, and why a service does not start
+    # settings, and the reason why a service does not start
     "muster/service/entry.py": {"sys.stdout", "sys.stderr"},
     # the log
     "muster/service/logs.py": {"sys.stdout", "os.write"},
     # the log of the stand-ins
     "muster/local/httpd.py": {"sys.stdout", "sys.stderr"},
-    # an init container's line, of constants
+    # a line of constants, from an init container
     "services/fuse/muster_fuse/nri/device_check.py": {"sys.stderr"},
     # files
     "services/fuse/muster_fuse/kernel/self_test.py": {"os.write"},
@@ -59,7 +59,7 @@ WORDS: Final = re.compile(
     r"\b(?:print|input|breakpoint)\(|sys\.(?:__)?std(?:out|err)|from sys|os\.(?:writ|syst|pope)"
     r"|traceback\.|logging\.|pprint|rich|showwarning|faulthandler|structlog\.|/dev/(?:std|tty|fd|con)"
 )
-"""What each of these ways contains, so that not every module has to be parsed."""
+"""A pattern that each of these contains, so that not every module has to be parsed."""
 DEVICES: Final = {
     "/dev/stdout",
     "/dev/stderr",
@@ -71,7 +71,7 @@ DEVICES: Final = {
 
 
 def dotted(node: ast.expr) -> str:
-    """Return `a.b.c` for such an expression; empty for any other."""
+    """Return the dotted name of an expression such as `a.b.c`; empty if it has none."""
     match node:
         case ast.Name(id=name):
             return name
@@ -92,7 +92,7 @@ def ways_out(source: str) -> list[str]:
             case ast.Call(func=func) if dotted(func) in PRINTING:
                 ways.append(dotted(func))
             case ast.Attribute(value=ast.Name(id="sys"), attr=name) if name in STREAMS:
-                # calls are walked before what they call
+                # `ast.walk` yields a call before the attribute that is called
                 ways += [] if id(node) in asked else [f"sys.{name}"]
             case ast.ImportFrom(module=str(module), names=names):
                 imported = {f"{module}.{alias.name}" for alias in names}

@@ -1,4 +1,4 @@
-"""`muster top`: what each list shows and in which order, and what keys and hostile texts do."""
+"""`muster top`: the content and order of each list, and the effects of keys and hostile texts."""
 
 import datetime as dt
 from typing import Final
@@ -21,7 +21,7 @@ KEYS: Final = (
     *("up", "down", "pageup", "pagedown", "home", "end", "enter", "escape", "backspace", "w", "s"),
     *("/", "?", "1", "2", "3", "4", "5", "9", "j", "k", "g", "G", " ", "a", "-", "ctrl+u", "f5"),
 )
-"""All keys that mean something, and some that do not; without those that close the page."""
+"""All keys with a function, except those that close the page, and some without one."""
 
 
 def alert(node: str, **more: object) -> health_state.Alert:
@@ -410,7 +410,7 @@ def test_devices_of_a_plugin_that_does_not_work_are_listed_and_not_usable() -> N
     assert [line[-14:] for line in screen(page)[3:5]] == ["gpu 8/8 listed", "    -  gpu 8/8"]
     press(page, "4")
     assert screen(page, 120)[3].split() == ["nvidia.com/gpu", "8", "8", "16", "2", "1"]
-    # as `muster why` and `muster status` say it
+    # as in `muster why` and `muster status`
     assert usage.of_plugin(stuck, "nvidia.com/gpu") == "8 listed, unconfirmed"
     assert usage.of_plugin(plugin("node-a", usable=7), "nvidia.com/gpu") == "7 of 8"
     recovery = health_state.Recovery(since=T0, until=T0 + dt.timedelta(minutes=2))

@@ -1,4 +1,4 @@
-"""The order of an upgrade is the one that events ask for, and an uninstall leaves what is said."""
+"""Upgrades have the order that events require, and an uninstall leaves only what the page says."""
 
 import re
 from typing import Final
@@ -28,7 +28,7 @@ def test_subscribers_are_upgraded_before_publishers() -> None:
         (event, speaker, listener)
         for event, (_, speaker, listeners) in event_map.table().items()
         for listener in listeners - {"-"}
-        # what these say is not waited for: a health that does not know it has no subscription
+        # their events do not matter: an older health has no subscription for them
         if speaker not in {listener, "gate", "-"}
         and event != "ReceiversConfigured"
         and order[listener] >= order[speaker]
@@ -52,7 +52,7 @@ def test_a_step_brings_all_that_its_workloads_read(overlay: str) -> None:
     }
     for name, pod in manifests.pods(overlay).items():
         read = {v["configMap"]["name"] for v in pod["volumes"] if "configMap" in v}
-        # that one is made by hand, as Secrets are
+        # that one is created by hand, like Secrets
         assert {maps[source] for source in read - {"muster-nats-ca"}} <= {name}
         assert accounts[pod["serviceAccountName"]] == name
 

@@ -1,4 +1,4 @@
-"""The words on the bus: node tokens, subjects, filters."""
+"""The vocabulary of the bus: node tokens, subjects, filters."""
 
 import fnmatch
 from collections.abc import Mapping
@@ -87,7 +87,7 @@ def example(kind: type[vocabulary.Event], node: str) -> vocabulary.Event:
 
 
 def matches(subject_filter: str, subject: str) -> bool:
-    """Do what NATS does, slowly: `*` stands for one token, a last `>` for one or more."""
+    """Return whether NATS matches: `*` stands for one token, a last `>` for one or more."""
     wanted, tokens = subject_filter.split("."), subject.split(".")
     if wanted[-1] == ">":
         return len(tokens) >= len(wanted) and matches(

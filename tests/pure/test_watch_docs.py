@@ -1,4 +1,4 @@
-"""docs/watch.md says what is there: findings, verdicts, runbooks, settings, folders."""
+"""docs/watch.md agrees with the code: findings, verdicts, runbooks, settings, folders."""
 
 import re
 from pathlib import Path

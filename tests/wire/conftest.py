@@ -1,4 +1,4 @@
-"""A kubelet that all statements about kubelets share."""
+"""The fixture of the kubelet that statements about kubelets share."""
 
 from collections.abc import Iterator
 
@@ -9,6 +9,6 @@ from tests.worlds import kubelet_nodes
 
 @pytest.fixture(scope="session")
 def node(request: pytest.FixtureRequest) -> Iterator[kubelet_nodes.Node]:
-    """Give the kubelet of this kind."""
+    """Yield a kubelet of the kind in the parameter."""
     with kubelet_nodes.started(request.param) as node:
         yield node

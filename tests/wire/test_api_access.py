@@ -1,4 +1,4 @@
-"""Statements about a Kubernetes API: who may do what, and what it says of itself."""
+"""Statements about a Kubernetes API: rights, tokens, and what it reports about itself."""
 
 from typing import Any, Final
 
@@ -9,7 +9,7 @@ REVIEWS: Final = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 
 
 async def may(who: kubernetes_api.Api, verb: str, resource: str) -> bool:
-    """Return whether somebody may do something, as the API answers them."""
+    """Return whether a user has a right, according to a review of their own access."""
     spec = {"resourceAttributes": {"verb": verb, "resource": resource}}
     kind = {"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview"}
     status, answer = await sent(who, "POST", REVIEWS, {**kind, "spec": spec})
@@ -19,7 +19,7 @@ async def may(who: kubernetes_api.Api, verb: str, resource: str) -> bool:
 
 
 async def refused(who: kubernetes_api.Api, verb: str, path: str, *body: Any) -> Object:
-    """Return what the API answers to somebody who may not; rights take a moment to hold."""
+    """Send a request that the user may not make; return the answer, which must be a 403."""
     status, answer = await sent(who, verb, path, *body)
     assert (status, answer["reason"], answer["code"]) == (403, "Forbidden", 403)
     return answer
@@ -61,7 +61,7 @@ async def test_a_refusal_names_the_user_and_the_right(api: Api) -> None:
 
 @statement
 async def test_what_is_forbidden_is_not_looked_for(api: Api) -> None:
-    # 403 and not 404, so that nobody learns what exists
+    # 403 and not 404, which would reveal what exists
     await refused(await api.viewer(), "GET", f"{NODES}/{api.name}")
 
 

@@ -1,4 +1,4 @@
-"""Statements about a Kubernetes API: server-side apply, and who owns what."""
+"""Statements about a Kubernetes API: server-side apply, and who owns which field."""
 
 from muster.kubernetes import api as kubernetes_api
 from tests.worlds.api_statements import (
@@ -12,12 +12,12 @@ from tests.worlds.api_statements import (
 
 
 def data(**values: str) -> Object:
-    """Return what an apply of a ConfigMap names."""
+    """Return the body of an apply that sets data of a ConfigMap."""
     return {"data": values}
 
 
 def labels(**values: str) -> Object:
-    """Return what an apply of labels names."""
+    """Return the body of an apply that sets labels."""
     return {"metadata": {"labels": values}}
 
 
@@ -150,7 +150,7 @@ async def test_what_somebody_else_wrote_with_the_same_value_is_no_conflict(api: 
     status, shown = await api.apply(path, labels(a="1"))
     assert status == 200
     assert "f:a" in owners(shown)["kubelet Update"]["f:metadata"]["f:labels"]
-    # and stays when it is given up
+    # the label stays when the applier gives it up
     assert (await api.apply(path, {}))[1]["metadata"]["labels"]["a"] == "1"
 
 
@@ -200,7 +200,7 @@ async def test_each_subresource_has_an_entry_of_its_own(api: Api) -> None:
     assert owned["applier Apply"] == {"f:metadata": {"f:labels": {"f:a": {}}}}
     (item,) = owned["applier Apply status"]["f:status"]["f:conditions"]
     assert item == 'k:{"type":"Gpu"}'
-    # so that giving up the one leaves the other
+    # giving up the label leaves the condition
     assert types((await api.apply(path, {}))[1]) == ["Gpu"]
 
 
@@ -308,6 +308,6 @@ async def test_a_writer_without_a_name_is_called_after_its_program(api: Api) -> 
 
 
 async def managed(api: Api, path: str) -> list[Object]:
-    """Return the entries of who manages an object."""
+    """Return the managed fields of an object."""
     entries: list[Object] = (await api.good("GET", path))["metadata"]["managedFields"]
     return entries

@@ -54,7 +54,7 @@ async def test_a_list_comes_in_pages_of_one_version(api: Api) -> None:
     of = {"labelSelector": await three(api), "limit": "2"}
     first = await api.good("GET", CONFIG_MAPS, **of)
     assert names(first) == ["a", "b"]
-    # what is removed meanwhile is in the next page nevertheless
+    # an object that is removed meanwhile is in the next page nevertheless
     await api.good("DELETE", f"{CONFIG_MAPS}/{api.name}-c")
     token = first["metadata"]["continue"]
     second = await api.good("GET", CONFIG_MAPS, **of, **{"continue": token})
@@ -74,7 +74,7 @@ async def test_a_list_of_version_0_is_answered(api: Api) -> None:
     of = {"labelSelector": await three(api), "resourceVersion": "0"}
 
     async def listed() -> bool:
-        # it may be a moment old
+        # such a list may be a moment old
         return names(await api.good("GET", CONFIG_MAPS, **of)) == ["a", "b", "c"]
 
     await until("the three", listed)
@@ -148,7 +148,7 @@ async def test_a_watch_from_a_version_gives_what_came_after_it_in_order(api: Api
     await api.patch(f"{path}-c", {"metadata": {"labels": {"statement": "other"}}})
     of = {"labelSelector": selector, "resourceVersion": listed["metadata"]["resourceVersion"]}
     events = await api.watch(CONFIG_MAPS, seconds=1, **of)
-    # what leaves the selection is deleted, as it was last selected, with the version of that change
+    # an object that no longer matches is DELETED, as it last matched, with the new version
     assert seen(events) == [("MODIFIED", "b"), ("DELETED", "a"), ("DELETED", "c")]
     assert events[2]["object"]["metadata"]["labels"] == {"statement": api.name}
     versions = [int(event["object"]["metadata"]["resourceVersion"]) for event in events]
@@ -197,7 +197,7 @@ async def test_a_watch_with_bookmarks_gets_one_before_it_ends(api: Api) -> None:
     version = listed["metadata"]["resourceVersion"]
     of = {"labelSelector": selector, "resourceVersion": version, "allowWatchBookmarks": "true"}
     watch = asyncio.create_task(api.watch(CONFIG_MAPS, seconds=4, **of))
-    # a real one says nothing as long as nothing happens anywhere
+    # a real server sends no bookmark as long as nothing changes anywhere
     other = await api.config_map(a="0")
     number = 0
     while not watch.done():
@@ -209,7 +209,7 @@ async def test_a_watch_with_bookmarks_gets_one_before_it_ends(api: Api) -> None:
     bookmark = events[-1]["object"]
     assert bookmark["kind"] == "ConfigMap"
     assert int(bookmark["metadata"]["resourceVersion"]) > int(version)
-    # and a watch can go on from there
+    # a watch can continue from there
     of["resourceVersion"] = bookmark["metadata"]["resourceVersion"]
     assert seen(await api.watch(CONFIG_MAPS, seconds=1, **of)) == []
 

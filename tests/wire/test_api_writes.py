@@ -246,7 +246,7 @@ async def test_a_strategic_merge_removes_one_condition_by_name(api: Api) -> None
     path = await api.node(status={"conditions": [condition("Ready"), condition("Gpu")]})
     gone = {"status": {"conditions": [{"$patch": "delete", "type": "Gpu"}]}}
     assert types(await api.patch(f"{path}/status", gone)) == ["Ready"]
-    # and once more: what is not there needs no removing
+    # removing it once more is no error
     assert types(await api.patch(f"{path}/status", gone)) == ["Ready"]
 
 
@@ -332,7 +332,7 @@ async def test_quantities_are_kept_in_canonical_form(api: Api) -> None:
 
 
 def lease(holder: str, *, version: str = "", seconds: int = 15) -> Object:
-    """Return a Lease of our name; the path names it."""
+    """Return a Lease without a name."""
     spec = {
         "holderIdentity": holder,
         "leaseDurationSeconds": seconds,
@@ -344,7 +344,7 @@ def lease(holder: str, *, version: str = "", seconds: int = 15) -> Object:
 
 
 async def put(api: Api, wanted: Object) -> tuple[int, Object]:
-    """Write the Lease."""
+    """Write a Lease with the name of the statement; return status and answer."""
     body = {**wanted, "metadata": {**wanted["metadata"], "name": api.name}}
     return await api.ask("PUT", f"{LEASES}/{api.name}", body)
 

@@ -1,4 +1,4 @@
-"""`muster auth cluster`: the Secrets that an installation lacks, made in a cluster."""
+"""`muster auth cluster` creates the Secrets that an installation in a cluster lacks."""
 
 import asyncio
 import base64
@@ -40,20 +40,20 @@ PATHS: Final = {Kind.SECRET: "secrets", Kind.CONFIG_MAP: "configmaps"}
 
 @dataclass
 class World:
-    """A stand-in of the API, and the rights of the Job."""
+    """A stand-in for the API, its administrator, and a kubeconfig with the rights of the Job."""
 
     stand_in: kubernetes.KubernetesApi
     api: kubernetes_api.Api
     kubeconfig: Path
 
     async def run(self, *, production: bool = True) -> list[str]:
-        """Do what the command does; return its lines."""
+        """Do the work of the command in this process; return the lines that it would print."""
         of = cluster_keys.Installation(name="muster", namespace="muster", production=production)
         async with await kubernetes_api.find(kubeconfig=str(self.kubeconfig), context=None) as api:
             return [line async for line in cluster_keys.complete(api, of)]
 
     async def command(self, *words: str) -> tuple[int, list[str], str]:
-        """Run a program; return its exit code, its lines and what it complains of."""
+        """Run Python with these arguments; return exit code, lines of stdout, and stderr."""
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, *words),
             env={**os.environ, "KUBECONFIG": str(self.kubeconfig)},
@@ -94,7 +94,7 @@ async def cluster(where: Path) -> AsyncIterator[World]:
     async with kubernetes.KubernetesApi(namespaces=("muster",)) as stand_in:
         stand_in.write_kubeconfig(where / "kubeconfig", token=USER)
         stand_in.write_kubeconfig(where / "admin")
-        # the Job's Role has no more
+        # the Job's Role does not have these rights
         for verb in ("list", "watch", "update", "delete"):
             for plural in PATHS.values():
                 stand_in.users.deny(USER, verb, plural)
@@ -143,7 +143,7 @@ def test_several_jobs_at_once_make_one_set_of_keys_that_nats_accepts(tmp_path: P
         assert sorted(created) == sorted(f"created: {part}" for part in KEYS)
         first = await world.made()
         assert set(first) == {str(part) for part in KEYS}
-        # half of it was lost
+        # some of the objects are lost
         lost = (WANTED.needed[3], WANTED.certificate, *WANTED.for_people)
         await world.remove(*lost)
         assert sorted(await world.run()) == sorted(f"created: {part}" for part in lost)
@@ -156,7 +156,7 @@ def test_several_jobs_at_once_make_one_set_of_keys_that_nats_accepts(tmp_path: P
 
 
 async def _services_connect(where: Path, data: dict[str, Any]) -> None:
-    """Let each service and a reader use what was made for it."""
+    """Let each service and a reader connect with the credentials that were made for it."""
 
     def put(part: Part, key: str, file: str) -> Path:
         raw = data[str(part)][key]
@@ -208,7 +208,7 @@ def test_an_upgrade_signs_other_rights_with_the_same_keys(tmp_path: Path) -> Non
         old, new = (tree[accounts_conf]["data"]["accounts.conf"] for tree in (before, after))
         (account,) = re.findall(r"(?m)^system_account: .*$", old)
         assert account in new
-        # who has only what is derived keeps it, whatever its rights
+        # without the seeds nothing is signed again, even if the rights are of another version
         await world.remove(WANTED.seeds)
         await world.change(WANTED.gate, note)
         assert await world.run() == []
@@ -217,7 +217,7 @@ def test_an_upgrade_signs_other_rights_with_the_same_keys(tmp_path: Path) -> Non
 
 
 class Issued(msgspec.Struct):
-    """Who signed a token."""
+    """The claim of a token that names its issuer."""
 
     iss: str
 

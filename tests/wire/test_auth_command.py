@@ -1,4 +1,4 @@
-"""`muster auth` as people run it: keys, credentials, certificates, and what goes wrong."""
+"""`muster auth` as people run it: keys, credentials, certificates, and errors."""
 
 import asyncio
 import os
@@ -26,7 +26,7 @@ Run = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def ran(capfd: pytest.CaptureFixture[str]) -> Run:
-    """Run a command in this process; return the exit code, stdout and stderr."""
+    """Return a function that runs a command and returns exit code, stdout and stderr."""
 
     def run(*arguments: object) -> tuple[int, str, str]:
         capfd.readouterr()
@@ -62,7 +62,7 @@ def test_a_reader_runs_the_program_that_was_printed_with_the_file_that_was_writt
             asyncio.timeout(100),
             nats.NatsServer(tmp_path / "nats", port=port, config=config),
         ):
-            # the connection to nats-server begins in plain text, and it requires TLS
+            # a connection to nats-server begins in plain text; the server then requires TLS
             monkeypatch.setenv("NATS_CREDS", str(keys / "health.creds"))
             monkeypatch.setenv("NATS_CA", str(ca / "ca.crt"))
             listening = await asyncio.create_subprocess_exec(
@@ -145,7 +145,7 @@ def test_the_printed_commands_create_what_production_mounts(tmp_path: Path, ran:
         for name in [source[key].get("name") or source[key]["secretName"]]
     }
     rendered = {(o["kind"], o["metadata"]["name"]) for o in manifests.objects("production")}
-    # the console is a component
+    # mounted by the console, which is a component
     mounted.add(("Secret", "muster-console-creds"))
     assert mounted - rendered == {(kind, name) for kind, _, name in objects}
 
@@ -159,7 +159,7 @@ def test_a_key_is_rotated_in_two_steps(tmp_path: Path, ran: Run) -> None:
         0,
         f"Finally: muster auth rotate node --drop --keys {keys}",
     )
-    # NATS must know the new key before anybody shows what it signed
+    # NATS must know the new key before a client presents a credential that the key signed
     order = [line.split("/")[0].split(" --from")[0] for line in output.splitlines()[4:8]]
     assert order == [
         "into configmap muster-accounts",

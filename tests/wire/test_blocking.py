@@ -1,4 +1,4 @@
-"""A blocking call that hangs is given up in time, costs one thread and holds up nobody else."""
+"""A blocking call that hangs is abandoned in time, costs one thread and delays no other call."""
 
 import asyncio
 import threading
@@ -50,7 +50,7 @@ def test_while_a_repetition_hangs_the_latest_result_stands() -> None:
         assert await latest.refresh(lambda: "first", timeout_s=5) == "first"
         assert await latest.refresh(hang, timeout_s=0.05) == "first"
         assert latest.is_hanging
-        # known to hang: answered at once
+        # the call is known to hang, so this returns at once
         assert await latest.refresh(lambda: "unread", timeout_s=1000) == "first"
         release.set()
         async with asyncio.timeout(30):

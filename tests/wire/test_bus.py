@@ -1,4 +1,4 @@
-"""The bus on a real nats-server: nothing lost, nothing twice, nothing silent."""
+"""The bus on a real nats-server: no event is lost or stored twice, and no failure is silent."""
 
 import asyncio
 import contextlib
@@ -68,7 +68,7 @@ def count(metric: str, outcome: str) -> float:
 async def stored(
     server: local.NatsServer, stream: str = "MUSTER_EVENTS"
 ) -> list[nats.js.api.RawStreamMsg]:
-    """Return every message of a stream, read without any code of ours."""
+    """Return every message of a stream, read without muster's code."""
     async with nats_links.raw(server.url) as client:
         jetstream = client.jetstream()
         info = await jetstream.stream_info(stream)
@@ -86,7 +86,7 @@ async def stored_numbers(server: local.NatsServer) -> list[int]:
 async def collected(
     events: AsyncIterator[codec.CloudEvent],
 ) -> AsyncIterator[list[codec.CloudEvent]]:
-    """Gather what a subscription gives, in the background."""
+    """Collect the events of a subscription in the background; yield the growing list."""
     received: list[codec.CloudEvent] = []
 
     async def collect() -> None:
@@ -106,7 +106,7 @@ def _has(events: Sequence[codec.CloudEvent], count: int) -> bool:
 
 
 async def following(link: bus.Bus, events: Sequence[codec.CloudEvent]) -> None:
-    """Wait until a follower is there: what is published now reaches it."""
+    """Publish markers until a follower receives them: it receives all later events, too."""
     marker = 1_000_000
     while not events:
         await link.publish(fact(marker), event_id=f"marker-{marker}")
@@ -171,7 +171,7 @@ def test_in_a_long_outage_the_newest_events_are_kept(tmp_path: Path) -> None:
             await server.kill()
             await nats_links.until(lambda: not link.link.is_connected)
             for n in range(1, bus.QUEUE_MAX + 301):
-                # a subject keeps fewer
+                # ten nodes, as one subject keeps fewer events
                 link.enqueue(fact(n, f"node-{n % 10}"))
             await server.start()
             assert await link.flush(20)
@@ -370,7 +370,7 @@ def test_a_server_that_lost_its_disk_gets_its_streams_again_and_every_reader_rec
 
 
 async def consume(link: bus.Bus, events: list[int], durable: str = "reader") -> None:
-    """Consume and acknowledge for ever."""
+    """Consume and acknowledge events until cancelled; append their numbers to `events`."""
     async for delivery in consumers.consume(
         link.link, streams.EVENTS, durable=durable, filters=ALL
     ):
@@ -411,7 +411,7 @@ def test_a_follower_can_begin_in_the_past(tmp_path: Path) -> None:
     async def story(server: local.NatsServer) -> None:
         async with owner(server) as link:
             await link.publish(fact(1))
-            # the server, whose clock `since` is compared with, is on this machine
+            # `since` is compared with the server's clock, which is the one of this machine
             middle = datetime.now(UTC)
             await link.publish(fact(2))
             for since, wanted in [(NOW, [1, 2]), (middle, [2])]:
@@ -497,7 +497,7 @@ def test_a_consumer_goes_on_across_a_crash_of_the_server(tmp_path: Path) -> None
             await nats_links.until(lambda: 19 in events)
             consuming.cancel()
             await asyncio.gather(consuming, return_exceptions=True)
-        # the acknowledgement of the first may be lost with the server
+        # the first event comes twice if its acknowledgement was lost with the server
         assert [*dict.fromkeys(events)] == list(range(20))
 
     nats_links.play(tmp_path, story)
@@ -570,7 +570,7 @@ def test_a_dead_letter_that_the_server_refuses_is_logged_and_the_consumer_goes_o
         events: list[int] = []
         async with owner(server) as link:
             await link.publish(fact(1))
-        # an owner that still connects would set the stream's own limit again
+        # not the owner, which would restore the stream's limit when it connects
         reader = bus.Bus(server.url, producer="plugins/p", name="reader")
         async with reader as link, nats_links.raw(server.url) as client:
             config = (await client.jetstream().stream_info("MUSTER_DLQ")).config
@@ -649,7 +649,7 @@ MALFORMED = {
 
 
 async def send_raw(server: local.NatsServer, lines: bytes) -> None:
-    """Send lines of NATS' protocol on a connection of their own, and wait until they arrived."""
+    """Send lines of the NATS protocol on a new connection, and wait until the server has them."""
     host, _, port = server.url.removeprefix("nats://").rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     writer.write(b'CONNECT {"verbose":false,"headers":true}\r\n' + lines + b"PING\r\n")
@@ -669,7 +669,7 @@ def hpub(subject: bytes, headers: bytes, body: bytes = b"{}") -> bytes:
 
 @pytest.mark.parametrize("headers", MALFORMED.values(), ids=MALFORMED)
 def test_no_header_of_a_peer_ends_the_reading_of_others(tmp_path: Path, headers: bytes) -> None:
-    """nats-py would stop reading, and neither report it nor reconnect."""
+    """nats-py by itself would stop reading, and neither report that nor reconnect."""
 
     async def story(server: local.NatsServer) -> None:
         async with owner(server) as link:
@@ -816,7 +816,7 @@ def test_a_request_is_answered_or_reports_whether_there_was_a_subscriber(tmp_pat
         subject = vocabulary.rpc_subject("node-a", "p", "probe")
 
         async def receive(_: connection.Message) -> None:
-            """Say nothing."""
+            """Send no reply."""
 
         async with owner(server) as plugin, owner(server) as health:
             await health.link.client()

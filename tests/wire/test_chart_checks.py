@@ -1,4 +1,4 @@
-"""What the chart asks a cluster before it installs anything: by Helm itself, over HTTP."""
+"""The chart's checks of a cluster before an installation, made by Helm itself over HTTP."""
 
 import base64
 import contextlib
@@ -47,7 +47,7 @@ def _resources(*kinds: str) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _api(*objects: dict[str, Any]) -> Iterator[str]:
-    """Serve objects as an API server does, for reading; yield its URL."""
+    """Serve objects for reading, as an API server does; yield the URL."""
     answers: dict[str, Any] = {
         "/api/v1": _resources("PersistentVolumeClaim", "Secret", "Namespace"),
         "/apis/storage.k8s.io/v1": _resources("StorageClass"),
@@ -129,7 +129,7 @@ NO_DEFAULT: Final = (
         ({"nats": {"storage": {"className": "fast"}}}, [], None),
         ({"nats": {"external": {"url": "tls://a.example:4222"}}}, [], None),
         ({"checkCluster": False}, [], None),
-        # an upgrade: NATS has its volume
+        # an upgrade: the volume of NATS exists
         ({}, [{"kind": "PersistentVolumeClaim", "metadata": {"name": "data-muster-nats-0"}}], None),
     ],
     ids=str,
@@ -183,7 +183,7 @@ def test_a_namespace_that_allows_no_plugin_is_refused(level: str) -> None:
 
 
 def _binding(part: str, namespace: str, *, release: str = "") -> dict[str, Any]:
-    """Return what binds a part of muster to its rights, which Helm has installed or not."""
+    """Return the ClusterRoleBinding of a part of muster; `release` is its Helm release, if any."""
     labels = {"app.kubernetes.io/name": part, "app.kubernetes.io/part-of": "muster"}
     helms = {"meta.helm.sh/release-name": release, "meta.helm.sh/release-namespace": namespace}
     metadata = {"name": "any", "labels": labels, "annotations": helms if release else {}}
@@ -218,7 +218,7 @@ def _binding(part: str, namespace: str, *, release: str = "") -> dict[str, Any]:
                 "or first remove it: muster uninstall"
             ),
         ),
-        # its own, at an upgrade
+        # the binding of the same release, at an upgrade
         (_binding("muster-labeler", "gpus", release="muster"), None),
         (_binding("muster-health", "two", release="muster"), None),
     ],

@@ -1,4 +1,4 @@
-"""`muster --context`: commands that open what they need in a cluster, with the user's rights."""
+"""`muster --context`: commands that connect to a cluster's services, with the user's rights."""
 
 import asyncio
 import re
@@ -112,7 +112,7 @@ def test_a_reader_sees_which_alerts_are_silenced_and_hears_why_it_cannot_silence
             assert "[silenced by ann until " in out
             as_reader = url.replace("//admin:", "//reader:")
             line = ""
-            # a busy machine may not reach NATS within the 3 s
+            # on a busy machine, the command may not reach NATS within its 3 s
             while not _REFUSED.fullmatch(line):
                 code, _, (line,) = await muster(world, *silence, "--url", as_reader)
                 assert code == 1

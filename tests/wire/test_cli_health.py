@@ -29,7 +29,7 @@ detection: {{probe_timeout_s: 0.5, interval_s: 0.2, patience_s: 0}}
 
 
 def muster(directory: Path, *arguments: str, **environment: str) -> tuple[int, str, str]:
-    """Run the command where no `muster up` runs but what is in a directory."""
+    """Run the command so that it finds only a `muster up` in this directory."""
     unset = {"NATS_URL", "MUSTER_HEALTH_URL", "http_proxy"}
     inherited = {key: value for key, value in os.environ.items() if key not in unset}
     return muster_command.muster(
@@ -39,7 +39,7 @@ def muster(directory: Path, *arguments: str, **environment: str) -> tuple[int, s
 
 @contextlib.asynccontextmanager
 async def stack(directory: Path) -> AsyncIterator[tuple[bus.Bus, str, str]]:
-    """Run NATS and health, with the record that `muster up` writes; give a bus and both."""
+    """Run NATS and health, with the record of a `muster up`; yield a bus and both addresses."""
     files = directory / "muster-here"
     files.mkdir()
     async with (
@@ -105,9 +105,9 @@ async def status(directory: Path) -> dict[str, Any]:
 
 
 async def until_firing(directory: Path, kinds: set[str]) -> dict[str, Any]:
-    """Ask for the status until these alerts fire; return it."""
+    """Ask for the status until alerts of exactly these kinds fire; return it."""
     while True:
-        # each question takes its time
+        # no pause is needed: each call takes a while
         report = await status(directory)
         if {alert["kind"] for alert in report["alerts"]} == kinds:
             return report

@@ -1,4 +1,4 @@
-"""What a command prints where its output, its arguments or NATS are not as they should be."""
+"""What commands print if their output, their arguments or NATS are unusable."""
 
 import importlib
 import os
@@ -20,7 +20,7 @@ FULL = "muster: standard output: No space left on device\n"
 
 
 def paths(app: cyclopts.App, *above: str) -> Iterator[tuple[str, ...]]:
-    """Return every command there is, with the words that call it."""
+    """Yield the words that call each command."""
     yield above
     for name in app:
         if not name.startswith("-"):
@@ -139,7 +139,7 @@ def test_a_table_in_a_pipe_is_aligned_text(capsys: pytest.CaptureFixture[str]) -
 
 @pytest.fixture(scope="module")
 def kubeconfig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Run the stand-in for the Kubernetes API; give a kubeconfig."""
+    """Run the stand-in for the Kubernetes API; yield the path of a kubeconfig."""
     file = tmp_path_factory.mktemp("cluster") / "kubeconfig"
     command = (sys.executable, "-m", "muster.local.kubernetes", "--kubeconfig", str(file))
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:

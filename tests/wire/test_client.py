@@ -1,4 +1,4 @@
-"""The SDK: an outside program of five lines, and the same inside this one."""
+"""The SDK, in a separate program of five lines and in this process."""
 
 import asyncio
 import contextlib
@@ -68,7 +68,7 @@ def applied(node: str = "node-a") -> vocabulary.Event:
 async def first(
     events: AsyncGenerator[codec.CloudEvent, None], wanted: int
 ) -> list[tuple[str, str]]:
-    """Return node and type of the first events, and end the subscription."""
+    """Return node and type of the first `wanted` events, and end the subscription."""
     collected = []
     async with contextlib.aclosing(events):
         async for event in events:

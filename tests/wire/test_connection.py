@@ -1,4 +1,4 @@
-"""One connection to a real nats-server that dies, freezes, refuses, and comes back."""
+"""One connection to a real nats-server that is killed, freezes, refuses clients, and recovers."""
 
 import asyncio
 import os
@@ -52,7 +52,7 @@ async def received(link: connection.Connection, subject: str) -> AsyncIterator[l
 
 
 async def publish(server: local.NatsServer, subject: str, payload: bytes) -> None:
-    """Publish from another client."""
+    """Publish a message from another client."""
     client = nats.aio.client.Client()
     await client.connect(server.url)
     await client.publish(subject, payload)
@@ -92,7 +92,7 @@ def test_each_connection_is_yielded_as_a_change_once(tmp_path: Path) -> None:
             await nats_links.until(lambda: not link.is_connected)
             await server.start()
             await link.client()
-            # nobody read the change while it was lost: its return is yielded all the same
+            # the loss was not read as a change; the return is yielded all the same
             assert await anext(changes) is True
             assert link.epoch == 3
 

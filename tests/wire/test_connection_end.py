@@ -1,4 +1,4 @@
-"""The end of a connection, whatever goes on at the time."""
+"""The end of a connection that dials, or that has unsent messages."""
 
 import asyncio
 from pathlib import Path

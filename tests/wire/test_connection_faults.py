@@ -1,4 +1,4 @@
-"""A connection is dialled again whatever the server does, and whatever nats-py does about it."""
+"""A connection is dialled again after any fault of the server and any misbehaviour of nats-py."""
 
 import asyncio
 import contextlib
@@ -18,7 +18,7 @@ from tests.worlds import bus_subjects, faulty_peer
 from tests.worlds.faulty_peer import Fault, Peer, Step
 
 BOUND_S = 15.0
-"""Every time limit below is about a tenth of its own."""
+"""A generous limit: `_short_limits` shortens those of the connection to a tenth or less."""
 
 
 @pytest.fixture(scope="module")
@@ -39,12 +39,12 @@ def _short_limits(certificates: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Ways(StrEnum):
-    """What a call of nats-py may do that nobody expects."""
+    """How a call of nats-py may misbehave."""
 
     RAISES = auto()
     IS_CANCELLED = auto()
     HANGS = auto()
-    """And ignores that it is cancelled."""
+    """The call also ignores its cancellation."""
 
 
 Faults = list[tuple[Step, Fault]]
@@ -73,7 +73,7 @@ async def ignore(_: connection.Message) -> None:
 
 
 async def served(peer: Peer, link: connection.Connection, count: int) -> None:
-    """Wait until so many connections met no fault, or more on a slow machine; one is in use."""
+    """Wait until no fault is left, `count` connections met none, and one of them is in use."""
     await bus_subjects.until(
         lambda: peer.served >= count and link.is_connected and not peer.faults, limit_s=BOUND_S
     )
@@ -90,7 +90,7 @@ async def after_faults(peer: Peer, link: connection.Connection, faults: Faults) 
 def test_every_fault_of_a_server_is_followed_by_a_dial(
     certificates: Path, step: Step, fault: Fault
 ) -> None:
-    """While it dials for the first time, and after it was connected; twice each."""
+    """Each fault occurs twice during the first dial, and twice after a connection was lost."""
     faults = [(step, fault)] * 2
 
     async def story(peer: Peer, link: connection.Connection) -> None:
@@ -100,7 +100,7 @@ def test_every_fault_of_a_server_is_followed_by_a_dial(
 
 
 class EndedDuringTls(asyncio.SelectorEventLoop):
-    """Returns no transport for the first TLS of a client.
+    """An event loop that returns no transport for the first TLS handshake of a client.
 
     asyncio does so if the connection ends between the handshake and the return of `start_tls`.
     """
@@ -154,7 +154,7 @@ def test_any_faults_in_a_row_are_followed_by_a_dial(
 
 
 class Faulty(nats.aio.client.Client):
-    """A client with a call that does something nobody expects; the first such client of a test."""
+    """A client with one call that misbehaves; if it hangs, until `over` is set."""
 
     def __init__(self, call: str, way: Ways, over: asyncio.Event) -> None:
         super().__init__()
@@ -195,7 +195,7 @@ def test_a_client_that_does_something_unexpected_is_replaced(
     made: list[nats.aio.client.Client] = []
 
     def make() -> nats.aio.client.Client:
-        # the first is only a placeholder until the first dial
+        # the first client is only a placeholder until the first dial
         made.append(Faulty(call, way, over) if len(made) == 1 else nats.aio.client.Client())
         return made[-1]
 
@@ -207,7 +207,7 @@ def test_a_client_that_does_something_unexpected_is_replaced(
         await bus_subjects.until(
             lambda: link.live_client() is made[-1] and len(made) >= 3, limit_s=BOUND_S
         )
-        # one whose dial could not be ended is closed when it is connected
+        # a client whose dial could not be cancelled is closed once it is connected
         over.set()
         await bus_subjects.until(lambda: peer.connections == 1, limit_s=BOUND_S)
 

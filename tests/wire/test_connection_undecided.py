@@ -1,6 +1,6 @@
-"""A server that sends something before it has accepted a client, as one with a gate does.
+"""Connections to a server that sends a PING before it accepts a client, as one with a gate does.
 
-What it says is scripted here: the real one's first PING comes at a time of its own.
+The server is scripted, because nothing controls when a real one sends its first PING.
 """
 
 import asyncio
@@ -16,18 +16,18 @@ INFO = b'INFO {"server_id":"x","version":"2.15.0","headers":true,"max_payload":1
 PING, PONG = b"PING\r\n", b"PONG\r\n"
 REFUSED = b"-ERR 'Authorization Violation'\r\n"
 END = b"+OK\r\n"
-"""After this the server hangs up."""
+"""After an answer that ends with this, the server closes the connection."""
 
 
 class Server:
-    """Answers the first PING of each connection as configured, then every one with a PONG."""
+    """A scripted server: one of `answers` for each connection, and PONG when they are used up."""
 
     def __init__(self, *answers: bytes) -> None:
         self._answers = [*answers]
         self._open: list[asyncio.StreamWriter] = []
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Serve one connection; after an answer that is no PONG it sends nothing more."""
+        """Serve one connection; after an answer other than PONG, send nothing more."""
         self._open.append(writer)
         with contextlib.suppress(OSError, asyncio.IncompleteReadError):
             writer.write(INFO)
@@ -126,7 +126,7 @@ def test_a_client_that_silently_stops_reading_is_replaced(monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("hears", [1, -1])
 def test_a_client_whose_tls_handshake_fails_at_first_dials_again(hears: int) -> None:
-    """The server hangs up in the middle of the handshake, or says nothing until the client does."""
+    """The server closes the connection during the handshake, or when the client gives up."""
     dialled = 0
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

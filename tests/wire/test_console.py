@@ -1,4 +1,4 @@
-"""The console's server over real sockets: what it answers, what it refuses, and what it limits."""
+"""The console's server over real sockets: its answers, its refusals, and its limits."""
 
 import asyncio
 import contextlib
@@ -29,7 +29,7 @@ Parameters = ParamSpec("Parameters")
 
 
 def on_a_loop(test: Callable[Parameters, Coroutine[Any, Any, None]]) -> Callable[Parameters, None]:
-    """Run a test on an event loop of its own."""
+    """Return a test that runs a coroutine function on a new event loop."""
 
     @functools.wraps(test)
     def run(*args: Parameters.args, **kwargs: Parameters.kwargs) -> None:
@@ -63,7 +63,7 @@ async def console(
 
 @contextlib.asynccontextmanager
 async def elsewhere(client: aiohttp.ClientSession) -> AsyncIterator[aiohttp.ClientSession]:
-    """Yield a client of the same console with another address."""
+    """Yield a client that connects to the same console from another address."""
     connector = aiohttp.TCPConnector(local_addr=("127.0.0.2", 0))
     async with aiohttp.ClientSession(base_url=client._base_url, connector=connector) as other:
         yield other
@@ -83,7 +83,7 @@ async def text(client: aiohttp.ClientSession, path: str) -> str:
 async def changes(
     client: aiohttp.ClientSession, query: str = ""
 ) -> AsyncGenerator[tuple[str, dict[str, Any]], None]:
-    """Yield the messages of a stream of changes."""
+    """Yield name and data of each message of a stream of changes."""
     async with client.get(f"/api/changes{query}") as answer:
         assert answer.status == 200
         while block := await answer.content.readuntil(b"\n\n"):
@@ -286,7 +286,7 @@ async def test_a_page_that_lost_its_connection_goes_on_with_what_it_has_not_rece
             await asyncio.sleep(0.05)
         received = []
         for place, wanted in zip(ids, ({*NODES}, {NODES[1]}), strict=True):
-            # as a browser names the place, and as the script does
+            # as the script names the position, and as a browser does
             for query, headers in ((f"&position={place}", {}), ("", {"last-event-id": place})):
                 async with client.get(f"/api/changes?after=0{query}", headers=headers) as answer:
                     await answer.content.readuntil(b"\n\n")
@@ -321,7 +321,7 @@ async def test_pages_are_shared_by_all_who_open_some() -> None:
             assert answer.status == 200
             with pytest.raises(aiohttp.ClientPayloadError):
                 await anext(each async for each in first if each[0] == "never")
-            # each of the two has one now
+            # each of the two addresses has one open page now
             for each in (client, other):
                 async with each.get("/api/changes") as refused:
                     assert (refused.status, refused.headers["retry-after"]) == (503, "5")
@@ -375,7 +375,7 @@ async def test_a_connection_that_asks_for_nothing_is_closed() -> None:
 
 
 class Endless(console_fleet.Health):
-    """A health whose pages never end."""
+    """A stand-in for the health service whose pages never end."""
 
     async def state(self, request: web.Request) -> web.Response:
         page = json.loads((await super().state(request)).body)  # type: ignore[arg-type]
@@ -456,7 +456,7 @@ async def test_events_arrive_and_a_large_one_is_cut_with_a_way_to_all_of_it(
         assert len(whole["data"]["pods"]) == 4_000
         assert ESCAPED in await text(client, "/events")
         assert "1 critical" in await text(client, "/plots")
-        # notified as well
+        # a notification of an alert is shown as well
         delivered = vocabulary.NotificationDelivered(
             node="_fleet",
             at=datetime.now(UTC),

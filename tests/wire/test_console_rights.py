@@ -1,4 +1,4 @@
-"""What the role `console` may do on a real nats-server, by password and by credentials."""
+"""The rights of the role `console` on a real nats-server, by password and by credentials."""
 
 import asyncio
 import contextlib
@@ -45,7 +45,7 @@ class World:
 
     @contextlib.asynccontextmanager
     async def bus(self, user: str) -> AsyncIterator[bus.Bus]:
-        """Connect as a service does."""
+        """Connect as a user with muster's code."""
         url = shipped_nats.address(self._server, user)
         with pytest.MonkeyPatch.context() as patch:
             if self._keys:
@@ -56,7 +56,7 @@ class World:
                 yield connected
 
     def raw(self, user: str) -> contextlib.AbstractAsyncContextManager[bus_subjects.Client]:
-        """Connect without muster's code."""
+        """Connect as a user without muster's code."""
         if self._keys is None:
             return shipped_nats.client(self._server, user)
         return nats_with_gate.holder(self._server, (self._keys / f"{user}.creds").read_text())
@@ -64,7 +64,7 @@ class World:
 
 @contextlib.asynccontextmanager
 async def world(where: Path, by: str) -> AsyncIterator[World]:
-    """Run a server that has muster's streams."""
+    """Run a server with muster's streams, whose users have passwords or credentials."""
     async with asyncio.timeout(100), contextlib.AsyncExitStack() as stack:
         if by == "password":
             server = local.NatsServer(where / "nats", config=shipped_nats.configuration(where))
@@ -114,7 +114,7 @@ def test_the_console_performs_every_act_with_only_its_own_rights(tmp_path: Path,
 
 
 async def events(reader: bus.Bus, since: datetime, *, count: int) -> list[vocabulary.OperatorActed]:
-    """Return this many audit events."""
+    """Return the first `count` audit events after a time."""
     acted: list[vocabulary.OperatorActed] = []
     async for event in consumers.follow(
         reader.link, streams.AUDIT, filters=streams.AUDIT.subjects, since=since

@@ -1,4 +1,4 @@
-"""Acting in the console with a real nats-server: silences, dead letters, and who may do so."""
+"""Acts in the console with a real nats-server: silences, dead letters, and who may act."""
 
 import asyncio
 import contextlib
@@ -35,7 +35,7 @@ FORM = {
     "comment": "new <disk>",
     "confirmed": f"2h node={NODE} kind=stuck",
 }
-"""A silence that is stored also before the console knows the alert."""
+"""The form of a silence, confirmed in case the console does not know the alert yet."""
 
 
 class World:
@@ -67,7 +67,7 @@ class World:
     async def send(
         self, path: str, fields: Mapping[str, str], **headers: str
     ) -> tuple[int, str, str]:
-        """Send a form as a browser does; return status, place and text of the answer."""
+        """Send a form as a browser does; return status, location and text of the answer."""
         given = {"origin": self.address, **headers}
         async with self.browser.post(
             path, data=fields, headers=given, allow_redirects=False
@@ -303,7 +303,7 @@ def test_a_form_that_has_expired_is_shown_again_with_what_was_typed(tmp_path: Pa
 
 
 def retries() -> float | None:
-    """Return how often this process has tried again to publish."""
+    """Return how often this process has retried a publication."""
     outcome = {"outcome": "retried"}
     return prometheus_client.REGISTRY.get_sample_value("muster_bus_published_total", outcome)
 
@@ -333,7 +333,7 @@ def test_an_act_that_the_end_of_the_console_cuts_off_is_recorded(tmp_path: Path)
             async with aiohttp.ClientSession(base_url=address, cookie_jar=jar) as browser:
                 shown = World(browser, owner, address, health)
                 fields = {**FORM, "token": await shown.token()}
-                # a full bucket refuses for the moment
+                # a full bucket refuses values, but only temporarily
                 await shown.change_silences(max_bytes=1)
                 before = retries()
                 sending = asyncio.create_task(shown.send("/silence", fields))
@@ -576,7 +576,7 @@ def test_who_signs_in_acts_under_that_name_and_nobody_else_does(tmp_path: Path) 
                 kept = {each.key: each.value for each in shown.browser.cookie_jar}
                 assert (await shown.send("/sign-out", {"token": fields["token"]}))[0] == 303
                 assert (await shown.send("/silence", fields))[0] == 403
-                # a copy of the cookie is of no use either
+                # a copy of the cookie is not valid either
                 shown.browser.cookie_jar.clear()
                 shown.browser.cookie_jar.update_cookies(kept, yarl.URL(shown.address))
                 assert (await shown.send("/silence", fields))[0] == 403

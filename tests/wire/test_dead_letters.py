@@ -1,4 +1,4 @@
-"""Dead letters on a real nats-server: the newest first, and one alone."""
+"""Dead letters on a real nats-server: the newest first, or one by its ID."""
 
 import asyncio
 from pathlib import Path
@@ -36,7 +36,7 @@ def test_the_newest_dead_letters_come_first_whatever_their_names_are(tmp_path: P
             assert ([(each.id, each.number) for each in letters], total) == ([("b", 3)], 1)
             await storage.remove_waiting(owner.link, streams.DEAD_LETTERS, letters[0].subject)
             assert await newest() == (["a", "c"], 3)
-            # one that fails once more is new again
+            # a letter that fails once more is the newest again
             await put(owner, "b", key="again")
             assert await newest() == (["b", "a"], 4)
             for unknown in ("x", ""):

@@ -1,4 +1,4 @@
-"""The documentation builds as a site, strictly, and needs nothing from elsewhere."""
+"""The documentation builds as a site in strict mode, and loads nothing from other hosts."""
 
 import json
 import os
@@ -18,7 +18,7 @@ LOADED = re.compile(r"<(?:script|img|iframe|link)\b[^>]*\b(?:src|href)=\"?(?:htt
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Build the site; every link and anchor that leads nowhere is an error."""
+    """Build the site and return its folder; a broken link or anchor is an error."""
     folder = tmp_path_factory.mktemp("site")
     done = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", folder],

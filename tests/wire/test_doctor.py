@@ -1,4 +1,4 @@
-"""`muster doctor` in a cluster, on NATS alone, and beside nothing."""
+"""`muster doctor` in a cluster, and outside one with only the address of NATS."""
 
 import asyncio
 import contextlib
@@ -27,7 +27,7 @@ Findings = dict[str, tuple[str, str]]
 
 
 async def doctor(where: Path, *arguments: str, **more: str) -> tuple[int, Findings, str]:
-    """Run the command beside no `muster up`; return its exit code, findings, and errors."""
+    """Run the command so that it finds no `muster up`; return exit code, findings and errors."""
     inherited = {key: value for key, value in os.environ.items() if key not in UNSET}
     code, out, errors = await asyncio.to_thread(
         muster_command.muster,
@@ -43,7 +43,7 @@ async def doctor(where: Path, *arguments: str, **more: str) -> tuple[int, Findin
 async def in_cluster(world: World, *arguments: str) -> tuple[int, Findings, str]:
     where = world.kubeconfig.parent
     options = ("--context", "muster", "--within", "2m")
-    # another installation's address does not matter
+    # the addresses of another installation, which must not be used
     elsewhere = {"NATS_URL": "nats://127.0.0.1:1", "MUSTER_HEALTH_URL": "http://127.0.0.1:1"}
     kubeconfig = str(world.kubeconfig)
     return await doctor(where, *options, *arguments, KUBECONFIG=kubeconfig, **elsewhere)
@@ -51,7 +51,7 @@ async def in_cluster(world: World, *arguments: str) -> tuple[int, Findings, str]
 
 @contextlib.asynccontextmanager
 async def complete(where: Path) -> AsyncIterator[tuple[World, bus.Bus]]:
-    """Run a cluster in which muster is well, except that nothing consumes alerts."""
+    """Run a cluster in which muster has no problem, except that nothing consumes alerts."""
     async with (
         asyncio.timeout(100),
         muster_in_cluster.empty(where) as world,
@@ -76,7 +76,7 @@ async def complete(where: Path) -> AsyncIterator[tuple[World, bus.Bus]]:
 
 @contextlib.asynccontextmanager
 async def served(world: World, part: str, number: int = 0) -> AsyncIterator[None]:
-    """Run a pod that says its version and when it became the leader."""
+    """Run a pod whose metrics have its version and when it became the leader."""
     registry = prometheus_client.CollectorRegistry()
     build = prometheus_client.Gauge("muster_build_info", "x", ["version"], registry=registry)
     build.labels("0.0.1").set(1)
@@ -232,7 +232,7 @@ plain text with password={SECRET} and Authorization: Bearer {SECRET}
 
 
 async def with_secrets(world: World) -> None:
-    """Put a secret in every place where one can be."""
+    """Put a secret into every kind of object that a bundle contains."""
     await world.secret("muster-notifier-receivers", "slack-token", SECRET)
     tree = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "settings"}}
     broken = f"receivers: [{{{{token: {SECRET}"
@@ -339,7 +339,7 @@ def test_a_bundle_has_what_a_bug_report_needs_and_no_secret(tmp_path: Path) -> N
 
 
 def mounted() -> set[str]:
-    """Return the ConfigMaps that pods of the stand-in mount, and which it does not have."""
+    """Return the ConfigMaps that pods in the stand-in mount, although it does not have them."""
     pods = manifests.pods("minimal")
     parts = ("muster-health", "muster-nats", "muster-notifier", "muster-plugin")
     volumes = [volume for part in parts for volume in pods[part].get("volumes", ())]
@@ -422,7 +422,7 @@ def test_a_nats_that_does_not_answer_fails_and_names_no_other_muster(tmp_path: P
 def test_a_stream_that_is_gone_and_a_lock_that_nobody_holds_fail(tmp_path: Path) -> None:
     async def story() -> None:
         async with complete(tmp_path) as (world, link):
-            # first, because whoever writes creates missing streams if the server answers late
+            # before the deletions: a write creates missing streams if the server answers late
             dead = "muster.dlq.notification.ops.0123.4567"
             await storage.enqueue(link.link, dead, b"{}", key="dead")
             client = await link.link.client()

@@ -1,4 +1,4 @@
-"""The command line of a service: a tiny one, as a process."""
+"""The command line of a service, with a tiny service as a process."""
 
 import asyncio
 import json
@@ -72,7 +72,7 @@ async def tiny(
 
 
 def run(tmp_path: Path, *arguments: str, **environment: str) -> tuple[int | None, str, str]:
-    """Return exit code, stdout and stderr of a run that ends by itself."""
+    """Run the service until it ends by itself; return exit code, stdout and stderr."""
 
     async def played() -> tuple[int | None, str, str]:
         async with tiny(tmp_path, *arguments, environment=environment) as process:

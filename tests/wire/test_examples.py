@@ -1,4 +1,4 @@
-"""The subscribers in examples/, in three languages: each prints what the stream keeps and gets."""
+"""The subscribers in examples/, in three languages: each prints stored and new alerts."""
 
 import asyncio
 import contextlib
@@ -46,7 +46,7 @@ def alert(state: vocabulary.AlertState) -> vocabulary.AlertChanged:
 
 
 async def printed(command: Sequence[str], directory: Path) -> list[str]:
-    """Return what a subscriber prints that connects without credentials."""
+    """Return what a subscriber prints if it connects without credentials."""
     async with (
         asyncio.timeout(60),
         local.NatsServer(directory / "nats") as server,
@@ -93,7 +93,7 @@ def subscriber(request: pytest.FixtureRequest, tmp_path: Path) -> list[str]:
 
 
 def built(go: str, directory: Path) -> str:
-    """Build the subscriber in Go, from modules that are on this machine."""
+    """Build the subscriber in Go without downloading modules; return the path of the program."""
     program = directory / "subscriber"
     result = subprocess.run(
         [go, "build", "-o", str(program), "."],

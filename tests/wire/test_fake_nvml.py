@@ -90,7 +90,7 @@ class Node:
         return self.receive()
 
     def until(self, called: str, times: int = 1) -> None:
-        """Wait for a call to be inside the library."""
+        """Wait until the library has been called this often by this name."""
         while self.fake.counts().get(called, 0) < times:
             time.sleep(0.002)
 

@@ -25,7 +25,7 @@ NODES = ("node.b", "node-a", "node-c")
 
 @dataclass
 class World:
-    """A fleet's reader, and what it has passed on."""
+    """A reader of a fleet's state, and the events that it has passed on."""
 
     health: str
     process: asyncio.subprocess.Process
@@ -44,7 +44,7 @@ class World:
 
 @contextlib.asynccontextmanager
 async def world(directory: Path) -> AsyncIterator[World]:
-    """Run NATS and health, with a heartbeat of each node, and a reader."""
+    """Run NATS, health, heartbeats of each node, and a reader."""
     settings = directory / "health.yaml"
     async with (
         asyncio.timeout(100),

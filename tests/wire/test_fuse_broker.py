@@ -1,4 +1,4 @@
-"""Pods mount and unmount through the broker, by the real kernel."""
+"""Pods mount and unmount through the broker, with the real kernel."""
 
 import contextlib
 import errno
@@ -152,7 +152,7 @@ print(asked(_packet(3), point("/"), over=over), flush=True)
 
 
 def test_the_end_of_a_broker_waits_for_the_connections_of_closed_pods() -> None:
-    """Otherwise, the end of its process would close what they have sent."""
+    """Otherwise, the exit of its process would close the descriptors that they have sent."""
     with fuse_broker.running() as running, running.pod() as pod:
         mounter = running.mounter.pid
         assert mounter is not None
@@ -160,7 +160,7 @@ def test_the_end_of_a_broker_waits_for_the_connections_of_closed_pods() -> None:
         assert fuse_broker.said(fuse_broker.program(pod, LEFT)) == (
             "EPROTO: HELLO with 1 descriptors is not allowed"
         )
-        # this does not wait for it for long
+        # closing the pod does not wait long for the connection
         running.call(running.broker.close(pod.pod_uid))
         threading.Timer(0.5, os.kill, (mounter, signal.SIGCONT)).start()
 

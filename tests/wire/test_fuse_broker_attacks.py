@@ -1,4 +1,4 @@
-"""What a hostile pod tries with the broker's socket, against the real kernel."""
+"""Attacks of a hostile pod through the broker's socket, with the real kernel."""
 
 import contextlib
 import errno
@@ -27,7 +27,7 @@ def answers(pod: fuse_pods.Container, script: str, **more: object) -> list[str]:
 
 
 def as_host(pod: fuse_pods.Container, script: str) -> None:
-    """Run a script as root of the machine, among the files of a pod."""
+    """Run a script as root of the machine, in the mount namespace of a pod."""
     enter = ["/usr/bin/nsenter", f"--target={pod.process.pid}", "--mount", "--"]
     subprocess.run([*enter, "/bin/sh", "-ec", script], check=True, timeout=60)
 
@@ -192,7 +192,7 @@ print(asked(_packet(1), point("/mnt/home"), over=over))
 
 @contextlib.contextmanager
 def orphan(pod: fuse_pods.Container) -> Iterator[tuple[int, subprocess.Popen[str]]]:
-    """Run a process that asks, when told, over a connection of its parent, which has ended."""
+    """Run a process that, when told, sends a request over a connection of its ended parent."""
     process = fuse_broker.program(pod, ORPHAN)
     process.wait(fuse_broker.WAIT_S)
     yield process.pid, process
@@ -300,7 +300,7 @@ def test_connections_that_say_nothing_hold_up_their_own_pod_only() -> None:
     ):
         process = fuse_broker.program(silent, SILENT)
         assert process.stdout is not None
-        # 8 are accepted and the rest waits, of which the kernel keeps some
+        # the broker accepts 8, and the kernel queues some more
         assert 8 < int(process.stdout.readline()) < 100
         with fuse_broker.daemon(other) as daemon:
             fuse_broker.mounted(daemon)
@@ -389,18 +389,18 @@ def test_a_socket_that_takes_an_hour_to_close_holds_up_nobody(arrival: str) -> N
         process = fuse_broker.program(pod, LINGERING, arrival, "1")
         assert process.stdout is not None
         assert process.stdout.readline() == "sent\n"
-        # what this process starts would otherwise close the connection too
+        # a process that is started before that would have to close the socket, too
         fuse_broker.until(lambda: sockets() == before)
         with fuse_broker.daemon(pod) as daemon:
             fuse_broker.mounted(daemon)
             assert fuse_broker.unmounted(pod) == ""
-        # its listener ends, and with it the connection
+        # end the listener, and with it the connection
         process.communicate("end\n")
 
 
 def test_sockets_that_the_kernel_has_to_close_hold_up_their_own_pod_only() -> None:
     with fuse_broker.running() as running, running.pod() as pod, running.pod() as other:
-        # of so many the broker takes four, and the kernel closes the rest before it returns
+        # the broker receives four of the eight; the kernel closes the others during that call
         process = fuse_broker.program(pod, LINGERING, "read", "8")
         assert process.stdout is not None
         assert process.stdout.readline() == "sent\n"
@@ -430,7 +430,7 @@ def test_a_file_that_takes_forever_to_close_holds_up_nobody() -> None:
         process = fuse_broker.program(pod, FLUSHING)
         assert process.stdout is not None
         assert process.stdout.readline() == "EBADF: the descriptor was not opened with O_PATH\n"
-        # its daemon would never let the process go that closes the file
+        # closing the file would wait for its daemon for ever
         assert running.seen(observations.Aborted).count == 1
         fuse_broker.until(lambda: running.mounter.stuck == 0)
         for served in (pod, other):
@@ -439,7 +439,7 @@ def test_a_file_that_takes_forever_to_close_holds_up_nobody() -> None:
             served.run("/bin/mkdir", "/mnt/tmp/a")
             with fuse_broker.daemon(served, directory="/mnt/tmp/a") as daemon:
                 fuse_broker.mounted(daemon)
-        # nor what the broker starts: it would close the file too
+        # a new mounter is not held up either, though it would close an inherited file
         before = running.mounter.pid
         assert before is not None
         os.kill(before, signal.SIGKILL)
@@ -469,7 +469,7 @@ os._exit(0)
 def test_a_file_that_must_be_written_before_it_can_be_closed_holds_up_nobody(
     operation: str,
 ) -> None:
-    """Its closing waits for the daemon, whether the request carries a descriptor or must not."""
+    """Closing it waits for its daemon, whether or not the operation takes a descriptor."""
     with fuse_broker.running() as running, running.pod() as pod, running.pod() as other:
         process = fuse_broker.program(pod, fuse_broker.UNWRITTEN + UNWRITTEN, operation)
         assert process.stdout is not None
@@ -556,7 +556,7 @@ def test_a_child_is_the_last_to_close_the_root_of_a_detached_mount() -> None:
 
 
 def test_a_mount_that_remains_though_its_child_was_killed_is_counted() -> None:
-    """A file system may delay a job until the mounter kills it in the middle of its work."""
+    """A file system may delay a child until the mounter kills it in the middle of its job."""
     killing = fuse_mounter.killing("child", "_reply", "call")
     with (
         fuse_broker.running(command=killing, mounts_per_pod=1) as running,

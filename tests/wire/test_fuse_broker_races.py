@@ -1,4 +1,4 @@
-"""What a hostile pod changes about itself while the broker looks at it, on the real kernel."""
+"""A hostile pod that changes while the broker examines it, with the real kernel."""
 
 import contextlib
 import errno
@@ -58,7 +58,7 @@ def test_a_process_that_changes_its_namespaces_meanwhile_gets_no_mount_of_the_no
         fuse_broker.running(requests_burst=10_000, mounts_per_pod=10_000) as running,
         running.pod() as pod,
     ):
-        # its user would be that of the namespace, not of the node
+        # a mount of the pod's nested user namespace would not have user_id=1000
         assert fuse_broker.said(fuse_broker.program(pod, MOVING, "8")) == "0"
 
 
@@ -166,7 +166,7 @@ def test_a_mount_that_is_gone_at_once_is_not_taken_for_the_next_of_its_number() 
 
 @contextlib.contextmanager
 def node_mount() -> Iterator[int]:
-    """Mount a FUSE file system of the node's own, and give the number of its connection."""
+    """Mount a FUSE file system for the node itself; yield the number of its connection."""
     with contextlib.ExitStack() as stack:
         device = os.open("/dev/fuse", os.O_RDWR)
         stack.callback(os.close, device)
@@ -312,7 +312,7 @@ def test_a_job_that_hangs_in_the_kernel_bars_its_own_pod_and_none_that_was_only_
         assert running.mounter.stuck == 1
         with fuse_broker.daemon(late, directory="/mnt/home/empty") as daemon:
             fuse_broker.mounted(daemon)
-        # a new socket is no way out
+        # a new socket does not help the pod
         running.call(running.broker.close(stuck.pod_uid))
         running.open(stuck.pod_uid)
         with fuse_broker.daemon(stuck, directory="/mnt/home/empty") as daemon:

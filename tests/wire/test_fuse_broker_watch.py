@@ -1,4 +1,4 @@
-"""What the broker sees of mounts: daemons that end or hang, pods that end, its own restart."""
+"""The broker's watch of mounts: daemons that end or hang, pods that end, its own restart."""
 
 import signal
 import tempfile
@@ -20,7 +20,7 @@ LINGERING = vocabulary.FuseCondition.LINGERING
 
 
 def changes(running: fuse_broker.Running) -> list[tuple[str, bool]]:
-    """Return which conditions began and ended."""
+    """Return each change of a condition: its name, and whether it holds."""
     seen = running.of(observations.ConditionChanged)
     return [(change.condition, change.holds) for change in seen]
 
@@ -197,7 +197,7 @@ def records(running: fuse_broker.Running) -> list[Path]:
 
 
 def ignoring_identity(mount: mounts.Mount) -> tuple[object, ...]:
-    """Return a mount without what depends on whether somebody has fusectl mounted."""
+    """Return the fields of a mount that do not depend on whether fusectl is mounted."""
     return (mount.pod_uid, mount.connection, mount.mount_point, mount.source, mount.user_id)
 
 

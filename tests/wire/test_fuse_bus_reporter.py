@@ -1,4 +1,4 @@
-"""What of the FUSE broker's observations reaches the bus."""
+"""The publication of the FUSE broker's observations on the bus."""
 
 import asyncio
 
@@ -41,7 +41,7 @@ def test_pods_cannot_make_the_broker_flood_the_bus(observed: observations.Observ
     before = unpublished()
     for _ in range(10_000):
         reporting.observe(observed)
-    # fewer than those that make the gates refuse the node
+    # fewer events than would make the gates refuse the node
     assert 200 <= len(published) < 1000
     assert len(published) + unpublished() - before == 10_000
 

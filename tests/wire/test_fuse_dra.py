@@ -29,7 +29,7 @@ CLAIMS: Final = [
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    # the path of a socket is short
+    # the path of a socket must be short
     with tempfile.TemporaryDirectory(prefix="dra", dir="/tmp") as name:
         (Path(name) / "registry").mkdir()
         yield Path(name)
@@ -56,7 +56,7 @@ def socket(folder: Path) -> Path:
 
 
 def as_kubelet(folder: Path, story: Callable[[grpc.aio.Channel], Awaitable[None]]) -> None:
-    """Call the driver over a new connection."""
+    """Run a story with a new connection to the driver."""
 
     async def connected() -> None:
         async with (

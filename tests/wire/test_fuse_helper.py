@@ -1,4 +1,4 @@
-"""The helper of pods: every call that FUSE libraries make, answers of a stub, and its patience."""
+"""The helper of pods: every call that FUSE libraries make, replies of a stub broker, and waits."""
 
 import contextlib
 import os
@@ -40,14 +40,14 @@ def place(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def device() -> Iterator[int]:
-    """Give a descriptor that stands for /dev/fuse."""
+    """Yield a descriptor that stands in for /dev/fuse."""
     fd = os.memfd_create("device")
     yield fd
     os.close(fd)
 
 
 class Program:
-    """A FUSE program: calls the helper as libraries do, with one end of a pair of sockets."""
+    """A stand-in for a FUSE program: it calls the helper as libraries do, with a socket pair."""
 
     def __init__(self, helper: Path, broker: Path, *, kind: int = socket.SOCK_STREAM) -> None:
         self.helper, self.broker = helper, broker
@@ -77,7 +77,7 @@ class Program:
     def call(
         self, *arguments: str | Path, environment: Mapping[str, str] | None = None
     ) -> tuple[int, str]:
-        """Return the exit status of the helper and what it wrote."""
+        """Run the helper; return its exit status and its output."""
         with self.start(*arguments, environment=environment) as process:
             written = "".join(process.communicate(timeout=60))
         return process.returncode, written
@@ -100,7 +100,7 @@ def program(helper: Path, broker: Path, *, kind: int = socket.SOCK_STREAM) -> It
 
 
 def held(pid: int) -> set[str]:
-    """Return what a process has open."""
+    """Return the names of the descriptors that a process has open."""
     names = set()
     for descriptor in Path(f"/proc/{pid}/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):
@@ -195,7 +195,7 @@ def test_a_mount_is_not_in_use_by_the_helper_that_has_it_unmounted(
 
     def answer(link: socket.socket, __: Asked, ___: Sequence[int]) -> None:
         pid, _, _ = struct.unpack("3i", link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-        # it is about to close it
+        # wait until the helper has closed the mount point, which it is about to do
         while str(place) in held(pid):
             os.sched_yield()
         link.send(protocol.reply(Operation.UNMOUNT))
@@ -334,7 +334,7 @@ def test_an_answer_that_is_none_gives_no_descriptor(
         assert caller.received() == (b"", [])
 
 
-# a broker that is away
+# a broker that is unavailable
 
 
 def test_a_broker_that_ends_before_its_answer_is_reported_at_once(
@@ -384,7 +384,7 @@ def test_a_broker_that_restarts_is_waited_for(
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as dead:
             dead.bind(str(path))
     with program(helper, path) as caller, caller.start(place) as process:
-        # it has begun: only a broker ends its wait
+        # the helper waits until there is a broker
         assert process.poll() is None
         with fuse_helper.broker(path, fuse_helper.gives(device)) as asked:
             assert process.wait(30) == 0
@@ -402,7 +402,7 @@ def test_a_request_that_a_dying_broker_never_read_is_made_again(
             dying.listen()
             process = caller.start(place)
             link, _ = dying.accept()
-            # wait until the request is there, and close with it unread
+            # wait until the request has arrived, and close the connection without reading it
             link.recv(1, socket.MSG_PEEK)
             link.close()
         with process, fuse_helper.broker(path, fuse_helper.gives(device)) as asked:
@@ -443,7 +443,7 @@ def test_with_auto_unmount_it_stays_until_the_program_ends_and_holds_nothing_ope
         os.close(writing)
         if "--auto-unmount" not in arguments:
             assert caller.received() == (b"\0", ["/memfd:device (deleted)"])
-        # its output and everything else that it inherited is closed, and it is still there
+        # it has closed its output and all inherited descriptors, and still runs
         assert os.read(reading, 1) == b""
         assert [pipe.read() for pipe in (process.stdout, process.stderr) if pipe] == ["", ""]
         assert process.poll() is None
@@ -452,7 +452,7 @@ def test_with_auto_unmount_it_stays_until_the_program_ends_and_holds_nothing_ope
         caller.own.close()
         assert process.wait(30) == 0
     os.close(reading)
-    # the directory is well, so nothing is unmounted
+    # the directory is accessible, so nothing is unmounted
     mounts = [] if "--auto-unmount" in arguments else [Operation.MOUNT]
     assert [each.request.operation for each in asked] == mounts
 
@@ -466,7 +466,7 @@ def test_auto_unmount_as_a_part_of_another_option_means_nothing(
         fuse_helper.broker(path, fuse_helper.gives(device)) as asked,
         program(helper, path) as caller,
     ):
-        # it would wait for us otherwise
+        # with auto_unmount, this call would not return
         assert caller.call("-o", options, place) == (0, "")
     assert [each.request.options for each in asked] == [options.encode()]
 

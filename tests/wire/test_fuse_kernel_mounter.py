@@ -1,4 +1,4 @@
-"""The mounter as a process: killed, late, stuck and full, it leaves nothing and holds up nobody."""
+"""The mounter as a process: if killed, late, stuck or full, it leaves nothing and blocks no pod."""
 
 import asyncio
 import contextlib
@@ -90,7 +90,7 @@ def test_a_mounter_killed_at_any_step_leaves_no_mount_without_a_daemon(
                 daemon.broker.close()
                 points = mount_points(pod)
                 if points:
-                    # so that the daemon has been handed the mount, and no more of it is kept
+                    # the daemon has received the device, and no other process keeps it open
                     assert daemon.line() == "mounted\n"
                     assert pod.run("/bin/ls", HOME) == (0, "hello\n")
                     daemon.process.kill()
@@ -141,7 +141,7 @@ def test_a_child_that_is_stopped_is_killed_at_its_deadline() -> None:
         with fuse_pods.container() as pod, fuse_requests.mounting(pod, HOME) as daemon:
             async with running(fuse_mounter.command(_SHORT)) as client:
                 assert client.pid is not None
-                # with a process that does not answer: the child waits for it
+                # the child waits for this process, which does not answer
                 daemon.process.send_signal(signal.SIGSTOP)
                 mounting = asyncio.create_task(daemon.mount(client, sync_init=True))
                 os.kill(await child(client.pid), signal.SIGSTOP)
@@ -262,7 +262,7 @@ def test_a_child_keeps_nothing_of_the_host_but_its_own_descriptors() -> None:
                 assert (process / "cwd").readlink() == Path("/")
                 links = [link for link in (process / "fd").iterdir() if int(link.name) > 2]
                 assert sorted(re.sub(r"\d+", "N", str(link.readlink())) for link in links) == [
-                    # of fusectl, whose mount is attached nowhere
+                    # the root of fusectl, whose mount is attached nowhere
                     "/",
                     "/dev/fuse",
                     "/dev/fuse",
@@ -311,7 +311,7 @@ def test_a_descriptor_is_kept_if_the_child_that_has_it_was_killed(tmp_path: Path
                 discarding = asyncio.create_task(client.discard(descriptor))
                 while not client._sent:
                     await asyncio.sleep(0)
-                while not answered.exists():  # nothing else may run
+                while not answered.exists():  # without giving way to other tasks
                     pass
                 assert (await discarding).stage == "deadline"
                 assert not descriptor.is_taken
@@ -340,7 +340,7 @@ def test_a_slow_pod_has_two_jobs_at_once_and_leaves_slots_to_others() -> None:
             tasks.append(asyncio.create_task(client.discard(last, other)))
             while len(client._sent) < 3:
                 await asyncio.sleep(0)
-            # the third of the slow pod waits for its own
+            # the third job of the slow pod waits for one of its first two
             assert {id(sent.history) for sent in client._sent.values()} == {id(slow), id(other)}
             assert sum(sent.history is slow for sent in client._sent.values()) == 2
             os.kill(client.pid, signal.SIGCONT)
@@ -360,7 +360,7 @@ def test_the_mounter_ends_when_its_socket_closes_and_its_children_have_ended() -
             asyncio.run(child(process.pid))
         daemon.process.send_signal(signal.SIGCONT)
         assert process.wait(30) == 0
-        # the child has ended first: with a mount that has a daemon
+        # the child has ended first, and its mount has a daemon
         assert daemon.line() == "mounted\n"
 
 
@@ -407,11 +407,11 @@ def test_many_cycles_leave_no_descriptor_no_child_and_no_connection() -> None:
                     with sent(broker) as descriptor:
                         unmounting = asking._replace(descriptor=descriptor)
                         assert await unmounting.unmount(client) == jobs.Outcome()
-                    # a mounter that has just started has not opened all that it needs
+                    # only now has the mounter opened everything that it keeps open
                     held = held or [descriptors(client.pid), descriptors(os.getpid())]
                     broker.send(b"unmounted")
                 assert process.wait(30) == 0
-                # the last child has answered, and may still be about to end
+                # the last child has answered, but may not have ended yet
                 while children(client.pid):
                     await asyncio.sleep(0.002)
                 while descriptors(client.pid) > held[0] or descriptors(os.getpid()) > held[1]:
@@ -426,7 +426,7 @@ def test_many_cycles_leave_no_descriptor_no_child_and_no_connection() -> None:
 
 @contextlib.contextmanager
 def sent(broker: socket.socket) -> Iterator[int]:
-    """Yield the descriptor that a process has sent, and close it."""
+    """Receive a descriptor that a process has sent; yield it, and close it afterwards."""
     _, (descriptor,), _, _ = socket.recv_fds(broker, 4096, 2)
     try:
         yield descriptor

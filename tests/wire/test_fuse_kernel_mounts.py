@@ -1,4 +1,4 @@
-"""Mounts in the namespaces of pods, by the real kernel: what is made, what is refused."""
+"""Mounts in the namespaces of pods, with the real kernel: successes and refusals."""
 
 import asyncio
 import errno
@@ -20,7 +20,7 @@ HOME = "/mnt/home"
 
 
 def with_mounter(story: Callable[[mounter_client.Mounter], Awaitable[None]]) -> None:
-    """Play a story with a mounter; this machine must not see its mounts."""
+    """Run a story with a mounter, whose mounts must not appear on this machine."""
 
     async def play() -> None:
         async with mounter_client.Mounter() as mounter:
@@ -46,7 +46,7 @@ def anonymous(outcome: jobs.Outcome) -> jobs.Outcome:
 
 
 def as_host(container: fuse_pods.Container, script: str) -> None:
-    """Run a script as root of the machine, among the files of the container."""
+    """Run a script as root of the machine, in the mount namespace of the container."""
     enter = ["/usr/bin/nsenter", f"--target={container.process.pid}", "--mount", "--"]
     subprocess.run([*enter, "/bin/sh", "-ec", script], check=True, timeout=60)
 
@@ -354,7 +354,7 @@ def test_a_mount_that_another_covers_is_not_removed_before_it(*, lazy: bool) -> 
 def test_only_the_mount_that_was_sent_is_removed_though_its_path_leads_to_another(
     *, lazy: bool
 ) -> None:
-    """Another container of the pod may rename what it shares with this one at any moment."""
+    """Another container of the pod may rename directories that they share at any moment."""
 
     async def story(mounter: mounter_client.Mounter) -> None:
         with fuse_pods.container() as pod:
@@ -434,7 +434,7 @@ def test_with_sync_init_the_caller_says_when_to_mount() -> None:
 def test_with_sync_init_a_caller_that_hangs_up_has_no_mount() -> None:
     async def story(mounter: mounter_client.Mounter) -> None:
         with fuse_pods.container() as pod, fuse_requests.mounting(pod, HOME) as daemon:
-            # not what a caller expects who has not asked for it: it ends
+            # the caller has not asked for SYNC_INIT: it does not expect this reply, and ends
             assert await daemon.mount(mounter, sync_init=True) == jobs.Outcome(
                 errno.EPROTO,
                 "the caller did not send CONTINUE: a packet of 0 bytes is shorter than its header",

@@ -1,4 +1,4 @@
-"""The broker's test of itself mounts through its own socket, and leaves nothing."""
+"""The broker's self-test mounts through the broker's own socket, and leaves nothing behind."""
 
 import asyncio
 import errno
@@ -24,7 +24,7 @@ def test_the_self_test_passes_where_mounts_work_and_leaves_nothing(tmp_path: Pat
     for attempt in range(3):
         assert asyncio.run(outcome_at(tmp_path / str(attempt), None)) == jobs.Outcome()
     assert own_mounts() == mounts
-    # others of this machine come and go
+    # other connections of this machine come and go
     while set(fuse_pods.connections().items()) - connections:
         time.sleep(0.01)
 
@@ -67,13 +67,13 @@ def test_the_self_test_fails_where_nobody_listens(tmp_path: Path) -> None:
 
 
 def own_mounts() -> list[str]:
-    """Return the mounts of this machine that could be the self-test's."""
+    """Return the mounts of this machine that the self-test could have made."""
     lines = Path("/proc/self/mountinfo").read_text().splitlines()
     return [line for line in lines if line.split()[4] == "/" or "self-test" in line]
 
 
 async def outcome_at(path: Path, reply: bytes | None) -> jobs.Outcome:
-    """Return what the self-test says of a broker that replies so; None: that does what it asks."""
+    """Return the outcome of a self-test of a broker that sends `reply`, or that works if None."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
         listening.settimeout(0)
         listening.bind(str(path))

@@ -46,7 +46,7 @@ def plugin(runtime: containerd.Containerd) -> Iterator[Service]:
 
 
 def device_of(container: containerd.Container) -> str:
-    """Return the numbers of the container's /dev/fuse if it can be opened, else why not."""
+    """Return the numbers of the container's /dev/fuse if it can be opened, else the error."""
     code, text = container.execute("dd", "if=/dev/fuse", "count=0")
     if code:
         return text

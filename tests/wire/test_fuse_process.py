@@ -1,4 +1,4 @@
-"""The FUSE broker as a whole: pods mount through it, the bus hears of it, and it may be killed."""
+"""The FUSE broker as a process: pods mount through it, it publishes that, and it may be killed."""
 
 import asyncio
 import contextlib
@@ -31,7 +31,7 @@ MEMORY_MAX_MIB = 64
 
 
 def on_a_node(story: Story, *, url: str = "nats://127.0.0.1:1") -> None:
-    """Run a story on a node whose mounts nobody else sees."""
+    """Run a story on a node, in a mount namespace of its own."""
     with fuse_process.root() as root:
         node = fuse_process.Node(root, bus_url=url)
         mount_namespace.inside(lambda: plugin_process.run(lambda: story(node)))
@@ -97,7 +97,7 @@ def test_a_pod_mounts_through_its_volume_and_the_bus_hears_of_it(tmp_path: Path)
 
 
 async def mounts_when(listener: bus.Bus, count: int) -> tuple[vocabulary.FuseMount, ...]:
-    """Return the mounts of the newest inventory as soon as it lists so many."""
+    """Return the mounts of the newest inventory as soon as it lists `count` of them."""
     subject = "muster.inventory.n1_example.fuse-broker.>"
     while True:
         for event in await consumers.newest(listener.link, streams.INVENTORY, subject):
@@ -138,7 +138,7 @@ os._exit(0)
 async def published(
     node: fuse_process.Node, broker: plugin_process.Plugin
 ) -> contextlib.AbstractContextManager[fuse_pods.Container]:
-    """Return the pod, whose volume the broker has published."""
+    """Let the broker publish the volume of a pod; return the pod, which is not started yet."""
     await broker.said("listening")
     await node.kubelet.wait_for_socket()
     await node.kubelet.publish()
@@ -214,7 +214,7 @@ def test_a_broker_ends_while_many_connections_have_files_that_cannot_be_closed()
         with contextlib.ExitStack() as stack:
             async with node.broker() as broker:
                 pod = stack.enter_context(await published(node, broker))
-                # those that the broker serves, and those that it has not accepted yet
+                # as many connections as the broker serves, and some that it does not accept yet
                 count = str(config.Limits().connections_per_pod + 17)
                 script = fuse_broker.UNWRITTEN + QUEUED
                 sending = fuse_broker.program(pod, script, count)
@@ -249,12 +249,12 @@ def test_mounts_outlive_the_broker_and_the_next_one_serves_the_same_pod(
                 assert pod.run("/bin/mkdir", "/mnt/tmp/other") == (0, "")
                 other = stack.enter_context(fuse_broker.daemon(pod, directory="/mnt/tmp/other"))
                 await asyncio.to_thread(fuse_broker.mounted, other)
-                # a daemon may know of its mount before the broker has written it down
+                # a daemon may know of its mount before the broker has recorded it
                 await second.said("file_system_mounted", mount_point="/mnt/tmp/other")
                 assert pod.run("/bin/ls", fuse_broker.HOME)[0] == 0
                 await node.kubelet.wait_for_socket()
                 await node.kubelet.unpublish()
-                # both daemons hold what belonged to a pod that is gone
+                # both daemons still serve mounts of a removed pod
                 await second.said("connections_aborted", pod="team/train-0", count=2)
                 await second.stop()
         assert not list((node.state / "pods").iterdir())

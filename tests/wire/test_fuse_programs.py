@@ -1,7 +1,7 @@
-"""FUSE programs of Debian by their ordinary commands in pods: mounted, used, unmounted.
+"""FUSE programs of Debian, whose ordinary commands mount, use and unmount in pods.
 
-The helper is fusermount3 and fusermount of the container, a FIFO is its /dev/fuse as in the volume
-of the broker; the broker, its mounter and the kernel are real.
+In the container, fusermount and fusermount3 are the helper, and /dev/fuse is a FIFO, as in the
+volume of the broker. The broker, its mounter and the kernel are real.
 """
 
 import contextlib
@@ -58,7 +58,7 @@ GONE: Final = """
 
 
 class Program(NamedTuple):
-    """A FUSE program: what has to be installed, and how it is used and ended."""
+    """A FUSE program: the commands that it needs, and a script that mounts, uses and unmounts."""
 
     needs: tuple[str, ...]
     script: str
@@ -114,7 +114,7 @@ def pod_with(
     user_namespace: bool = False,
     read_only: bool = False,
 ) -> Iterator[fuse_pods.Container]:
-    """Run a pod as the CSI volume equips it."""
+    """Run a pod with everything that the CSI volume provides."""
     uid = "1f0c5a1e-1b7a-4e53-9c55-6f0d2a1b3c4d"
     running.open(uid)
     stub = place / "dev-fuse"
@@ -146,7 +146,7 @@ def require(*names: str) -> None:
 
 
 def use(pod: fuse_pods.Container, script: str, *, uid: int) -> None:
-    """Run a script in a directory of its own of the container; it must succeed."""
+    """Run a script in the home directory of the container; it must succeed."""
     prepare = f"""
 cd {fuse_broker.HOME}
 mkdir src mnt
@@ -166,7 +166,7 @@ def test_a_program_mounts_is_used_and_is_unmounted(
 ) -> None:
     program = PROGRAMS[name]
     require(*program.needs)
-    # `running` also asserts that the mounts of this machine stay as they are
+    # `running` also asserts that no mount is left on this machine
     with fuse_broker.running() as running, pod_with(running, helper, tmp_path) as pod:
         use(pod, f"{program.script}\n{GONE}", uid=uid)
         event = running.seen(observations.Mounted)

@@ -1,4 +1,4 @@
-"""What the broker says about itself, from a mount and a hello of its own."""
+"""The problems that the broker finds in itself, by a mount and a HELLO of its own."""
 
 import asyncio
 import os

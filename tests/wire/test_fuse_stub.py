@@ -1,4 +1,4 @@
-"""Why a container with CAP_SYS_ADMIN cannot use the broker: what the kernel says of the stub."""
+"""Why a container with CAP_SYS_ADMIN cannot use the broker: the kernel's error for the stub."""
 
 import errno
 import os
@@ -27,7 +27,7 @@ WITHOUT: Final = ("setpriv", "--bounding-set", "-sys_admin", "--inh-caps", "-sys
 def test_only_without_the_capability_the_stub_sends_a_library_to_the_helper(
     tmp_path: pathlib.Path, drops: tuple[str, ...], error: int
 ) -> None:
-    # fusermount is called after EPERM, and after no other error (libfuse, lib/mount.c)
+    # libfuse calls fusermount after EPERM, and after no other error (lib/mount.c)
     os.mkfifo(tmp_path / "dev-fuse")
     (tmp_path / "mnt").mkdir()
     private = ("unshare", "--mount", "--propagation", "private", *drops)

@@ -27,7 +27,7 @@ OTHER = "7f0e6a52-93b1-4a3c-8a0e-0d3b6e2f9c11"
 
 
 class Node:
-    """A kubelet, and the broker's driver that it calls."""
+    """A node: a stand-in for the kubelet, and the broker's CSI driver that it calls."""
 
     def __init__(self, tmp: Path, mounter: mounter_client.Mounter) -> None:
         self.state = tmp / "s"
@@ -59,7 +59,7 @@ class Node:
 
 @pytest.fixture
 def in_node() -> Callable[[Callable[[Node], Awaitable[None]]], None]:
-    """Run a test on a node, in a mount namespace of its own."""
+    """Return a function that runs a test on a node, in a mount namespace of its own."""
 
     def run(body: Callable[[Node], Awaitable[None]]) -> None:
         async def whole(root: Path) -> None:
@@ -204,7 +204,7 @@ def test_a_volume_that_cannot_be_made_read_only_is_not_given_to_its_pod_before_i
         tmpfs.set_read_only(node.pod(), read_only=False)
         (node.pod() / tmpfs.SOCKET).unlink()
         stray = node.pod() / "stray"
-        # the kernel refuses while a removed file is open
+        # the kernel makes no mount read-only while a removed file is open
         with stray.open("w"):
             stray.unlink()
             with pytest.raises(grpc.aio.AioRpcError) as failed:
@@ -251,7 +251,7 @@ def test_a_new_broker_serves_the_pods_of_the_old_one_on_a_new_socket(in_node: In
         await node.broker.stop()
         node.broker = node.new_broker()
         served = volumes.Volumes(node.state, node.helper, node.broker, pods_max=2)
-        # a node that was restarted has the record but no mount
+        # after a restart, a node has the record but no mount
         tmpfs.remove(node.pod(OTHER))
         await served.restore()
         assert (node.kubelet.target() / tmpfs.SOCKET).stat().st_ctime_ns > before
@@ -347,7 +347,7 @@ def test_a_hundred_volumes_come_and_go_in_seconds(in_node: InNode) -> None:
         assert node.mounts() == 200
         await asyncio.gather(*(node.kubelet.unpublish(uid=uid) for uid in uids))
         assert (node.mounts(), node.left()) == (0, [])
-        # of the processor alone: how many other programs run here is not known
+        # processor time, since other programs may slow down this machine
         assert time.process_time() - began < 10
 
     in_node(body)

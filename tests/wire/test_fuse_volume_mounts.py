@@ -187,7 +187,7 @@ def test_a_volume_is_removed_at_once_while_it_is_in_use_and_a_hung_file_system_i
         tmpfs.set_read_only(pod, read_only=False)
         (pod / "below").mkdir()
         tmpfs.attach(pod, target)
-        # nobody ever answers: whoever looks at this directory hangs
+        # no daemon answers: every access to this directory hangs
         device = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
         options = f"fd={device},rootmode=40000,user_id=0,group_id=0"
         below = str(target / "below")

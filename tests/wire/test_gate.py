@@ -1,4 +1,4 @@
-"""The gate before a real nats-server with the shipped configuration: who comes in, for what."""
+"""The gate of a real nats-server with the shipped configuration: who is admitted to what."""
 
 import asyncio
 import contextlib
@@ -129,7 +129,7 @@ def test_wrong_tokens_are_refused_logged_and_counted(tmp_path: Path) -> None:
         refused = await asyncio.gather(*(is_refused(world, token) for token in wrong.values()))
         assert all(refused)
         assert await is_refused(world, "")
-        # a client may have given up before the gate had its turn
+        # a client may have given up before the gate answered
         while sum((await world.counted()).values()) <= len(wrong):
             await asyncio.sleep(0.05)
         assert await world.counted() == {**dict.fromkeys(wrong, 1), "no_token": 1}
@@ -152,7 +152,7 @@ def test_wrong_tokens_are_refused_logged_and_counted(tmp_path: Path) -> None:
         await with_the_old_key(world)
 
     async def with_the_old_key(world: nats_with_gate.World) -> None:
-        """Spoil what the gate signs with, and mend it: both are told once, and who comes is in."""
+        """Break and restore the signing key: each is logged once, and clients are admitted."""
         file = world.keys / "gate.json"
         good = file.read_bytes()
         file.write_bytes(b"{")
@@ -169,7 +169,7 @@ def test_wrong_tokens_are_refused_logged_and_counted(tmp_path: Path) -> None:
 
 
 async def hangs(world: nats_with_gate.World) -> None:
-    """Have the cluster answer one byte a moment: that is known for away, and SIGTERM is heard."""
+    """Let the cluster answer byte by byte: it counts as unavailable, and SIGTERM ends the gate."""
 
     async def drip(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError), contextlib.closing(writer):
@@ -206,14 +206,14 @@ def test_gates_may_die_and_the_cluster_may_change_its_keys_or_go(
             await world.gates[1].kill()
             async with connection.Connection(world.server.url, name="device-plugin node-b") as link:
                 assert await is_refused(world, nats_with_gate.token())
-                # who is connected is no concern of the gates'
+                # a client that is connected does not need the gates
                 await old.raw.publish("muster.event.node-a.device-plugin.device.added", b"")
                 await old.flush()
                 assert not link.is_connected
                 await world.cluster.go()
                 await hangs(world)
                 await world.gates[0].start()
-                # the keys were kept, and who was refused comes again
+                # the gate has kept the keys, and the refused client connects again
                 await link.client()
                 assert await is_refused(world, nats_with_gate.token(key="k2"))
                 world.cluster.keys = [token_issuer.jwk("k2", "RS256")]
@@ -230,7 +230,7 @@ def test_gates_may_die_and_the_cluster_may_change_its_keys_or_go(
         assert await is_refused(world, nats_with_gate.token(key="k1"))
 
     async def renewed(link: connection.Connection) -> None:
-        """Have a short token end, and another be there by then."""
+        """Let a short-lived token expire after another one was written to its file."""
         epoch = link.epoch
         live = link.live_client()
         assert live is not None
@@ -282,7 +282,7 @@ def test_credentials_work_without_a_gate_until_their_key_is_changed(tmp_path: Pa
             await bus_subjects.until(lambda: ends.raw.is_closed)
             keyfiles.drop(world.keys, "reader", at=now)
             world.reload()
-            # who was let in by the old key is sent away
+            # a client that was admitted by the old key is disconnected
             await bus_subjects.until(lambda: grafana.raw.is_closed)
             assert not await comes(world, reader)
             assert await comes(world, new)

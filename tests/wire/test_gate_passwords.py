@@ -1,4 +1,4 @@
-"""The gate where NATS has passwords: there, too, a token binds a plugin to its node."""
+"""The gate where NATS has passwords: a token binds a plugin to its node there, too."""
 
 import asyncio
 import time
@@ -47,7 +47,7 @@ def test_each_node_has_a_token_and_each_service_a_password(tmp_path: Path) -> No
                 lambda: bus_subjects.client(server.url, token=token("node-a"))
             )
             await flood(server.url)
-            # this loop copies what the gate prints, perhaps after it sees the connection end
+            # this event loop copies the gate's log, perhaps after it sees the connection end
             await bus_subjects.until(lambda: b'"node_limited"' in gate.log.read_bytes())
 
     async def flood(url: str) -> None:

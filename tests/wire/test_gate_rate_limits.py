@@ -1,4 +1,4 @@
-"""The gate's rate limits on a real nats-server: who sends too much is closed and refused."""
+"""The gate's rate limits on a real nats-server: too much closes a connection, and is refused."""
 
 import asyncio
 import contextlib
@@ -72,14 +72,14 @@ def test_a_node_that_floods_is_refused_for_a_while_by_all_gates_and_no_other_is(
                 limited = heard[0]
                 assert isinstance(limited, vocabulary.NodeLimited)
                 assert (limited.node, limited.refused_s) == ("node-a", 0.7)
-                # it may be read while it floods; the second time it has what it regained meanwhile
+                # a flood may be measured before its end; the second one has a smaller reserve
                 assert reserve < limited.messages <= 500
                 assert limited.reason == "more than 50 messages a second"
                 assert 0 < limited.seconds < 5
                 async with asyncio.timeout(10):
                     while await is_refused(world, "node-a"):
                         await asyncio.sleep(0.05)
-                # both gates may have said so
+                # both gates may have published it
                 heard.clear()
             await bus_subjects.until(lambda: beats == [b"here"] * 2)
             assert honest.raw.is_connected
@@ -102,13 +102,13 @@ def test_credentials_and_many_connections_are_policed_and_nobody_is_punished_for
             assert [c.raw.is_closed for c in five] == [True, True, False, False, False]
 
     async def floods_with_credentials(world: nats_with_gate.World) -> None:
-        """A user with credentials may call itself what it likes."""
+        """A user with credentials may give its connection any name."""
         creds = keyfiles.user(world.keys, accounts.Role.NODE, name="plugin_node-a", at=1)
         async with world.plugin(nats_with_gate.token("node-b")) as other, world.admin() as admin:
             await admin.raw.subscribe(nats_connections.DISCONNECT, cb=hear)
             await admin.flush()
             for _ in range(2):
-                # nobody refuses these, but as long as the penalty lasts they are closed at once
+                # such connections are not refused, but closed at once as long as the penalty lasts
                 name = "device-plugin node-b"
                 async with world.holder(creds, user="plugin_node-b", name=name) as plugin:
                     await flood(plugin)

@@ -1,4 +1,4 @@
-"""Health's replicas behind one name, such as that of a headless Service."""
+"""The client of health's replicas behind one name, such as that of a headless Service."""
 
 import contextlib
 import http.server
@@ -16,7 +16,7 @@ NAME = "muster-health.example"
 
 @dataclass
 class Fleet:
-    """The replicas by their addresses: the term of each if it leads, and what they were asked."""
+    """Stand-ins for replicas: the term of each if it leads, and the requests to all of them."""
 
     terms: dict[str, int | None]
     port: int = 0
@@ -24,13 +24,13 @@ class Fleet:
     resolved: int = 0
 
     def resolve(self, host: str, port: int) -> list[str]:
-        """Return the addresses of all replicas, those that have gone included."""
+        """Return the addresses of all replicas, including those that do not answer."""
         assert (host, port) == (NAME, self.port)
         self.resolved += 1
         return list(self.terms)
 
     def replicas(self) -> health_client.Replicas:
-        """Return what asks them."""
+        """Return a client of the replicas."""
         return health_client.Replicas([f"http://{NAME}:{self.port}"], resolve=self.resolve)
 
     def addresses(self) -> list[str]:
@@ -76,7 +76,7 @@ def test_each_address_of_a_name_is_asked_until_the_leader_is_among_them() -> Non
     with serving(fleet):
         replicas = fleet.replicas()
         assert replicas.read("node=a").service.revision == 7
-        # a reverse proxy chooses by the name
+        # a reverse proxy chooses by the name in the header Host
         assert fleet.asked == [(f"127.0.0.{at}", f"{NAME}:{fleet.port}") for at in (2, 3)]
         fleet.addresses()
         assert replicas.read("").service.revision == 7

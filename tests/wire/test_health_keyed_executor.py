@@ -1,4 +1,4 @@
-"""Actions run in order for one node, concurrently for many; what concerns all nodes runs last."""
+"""Actions run in order for one node, concurrently for many; one for all nodes runs last."""
 
 import asyncio
 import contextlib

@@ -280,7 +280,7 @@ def test_pods_of_a_plugin_without_a_daemonset_in_the_settings_are_no_problem(
         results: asyncio.Queue[watches.ClusterEvent] = asyncio.Queue()
         watcher = watches.ClusterWatcher(world.client, settings, results.put)
         local = World(world.api, world.http, world.client, watcher, results)
-        # a laptop has no DaemonSet, and its settings say so by naming none
+        # on a laptop there is no DaemonSet, so the settings name none
         answer = await local.answer(replace(QUERY, plugin="local"))
         assert answer == signals.Facts(exists=False)
         other = await local.answer(QUERY)
@@ -359,7 +359,7 @@ def test_a_query_about_a_watched_plugin_lists_its_pods_among_all_of_the_node(
         assert (pod.name, by_number[0].exists) == ("gpu-operator/nvidia-x", True)
         assert pod.age_s is not None
         assert pod.age_s < 20
-        # AMD's plugin runs as a pod that is known, and nothing else here could serve it
+        # AMD's plugin is known, and no pod on this node may serve its resource
         assert by_number[1].pods == ()
         assert by_number[2].pods is None
         assert (by_number[0].offers or {})[GPU].allocatable == 2
@@ -454,7 +454,7 @@ def test_an_unreachable_api_is_answered_in_time_with_no_facts(tmp_path: Path) ->
 async def served(
     directory: Path, answer: Callable[[str], Awaitable[tuple[int, bytes]]]
 ) -> AsyncIterator[tuple[queries.ClusterQueries, asyncio.Queue[watches.ClusterEvent]]]:
-    """Yield queries to a server that answers each path as `answer` says, and their results."""
+    """Run a server that answers by `answer`; yield queries to it and the queue of their results."""
 
     async def serve(request: web.Request) -> web.Response:
         status, body = await answer(request.path)
@@ -589,7 +589,7 @@ def test_the_pod_that_is_deleted_is_the_one_that_was_meant(tmp_path: Path) -> No
 
         remediate(uid, is_leader=no_longer)
         await asked.wait()
-        # a result of the former would come before
+        # a result of the first one would come before
         assert "HTTP 409" in await remediated("another")
         assert (await world.do("GET", f"{PODS}/p1"))["metadata"]["uid"] == uid
         assert await remediated(uid) == ""

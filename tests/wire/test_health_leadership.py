@@ -47,7 +47,7 @@ def tick(term: int) -> vocabulary.WatchdogTicked:
 
 
 class Candidate(leadership.Election):
-    """A candidate that leads after `b`, and before it."""
+    """A candidate that leads between two terms of the candidate `b`."""
 
     def problem(self) -> None:
         return None

@@ -75,7 +75,7 @@ def test_an_overloaded_receiver_is_retried_and_one_that_refuses_is_not() -> None
             receiver.behave(webhook.Behaviour(status=404))
             await sender.send(RESOLVED)
             await until_logged(logged, "alarm_refused")
-            # what comes next is the next alarm
+            # the refused alarm is not repeated: the next request is the next alarm
             await sender.send(FIRING)
             states = [(post.status, '"firing"' in post.body) for post in await posts(receiver, 4)]
             assert states == [(503, True), (200, True), (404, False), (200, True)]

@@ -1,4 +1,4 @@
-"""Health reads whether plugins that muster does not run work, against the API stand-in."""
+"""Health's reader of plugins that muster does not run, against the API stand-in."""
 
 import asyncio
 from pathlib import Path
@@ -22,7 +22,7 @@ SPEC = {"nodeName": "a", "containers": [{"name": "c", "image": "nvidia/k8s-devic
 
 
 async def put_cluster(url: str, usable: str) -> None:
-    """Put a node, and on it the pod of a plugin."""
+    """Create a node, and on it the pod of a plugin."""
     patch = {"Content-Type": "application/merge-patch+json"}
     async with aiohttp.ClientSession(url, raise_for_status=True) as http:
 
@@ -41,7 +41,7 @@ async def put_cluster(url: str, usable: str) -> None:
 async def observed(
     directory: Path, *, usable: str = "0", refused: str = "", leads: bool = True
 ) -> tuple[list[signals.ClusterObserved], dict[str, str]]:
-    """Return what two rounds hand on, and what could not be read."""
+    """Return the observations of two rounds, and what could not be read."""
     handed: list[signals.ClusterObserved] = []
 
     async def put(observed: signals.ClusterObserved) -> None:

@@ -1,4 +1,4 @@
-"""The health service as a process: real NATS, plugins as they look on the bus."""
+"""The health service as a process, with a real NATS and stand-ins for plugins."""
 
 import asyncio
 import contextlib
@@ -34,7 +34,7 @@ detection:
 
 
 class FakePlugin:
-    """A plugin, as it looks on the bus."""
+    """A stand-in for a plugin: its heartbeats, its events, and its answers to probes."""
 
     def __init__(self, url: str, node: str) -> None:
         self.node = node
@@ -136,11 +136,11 @@ class Published(fleet_parts.Publications):
         ]
 
     async def until_saved(self, node: str) -> None:
-        """Wait until the state of what was published is saved as well."""
+        """Wait until the saved state of a node's plugin has nothing left to publish."""
         key = f"{node}.{PLUGIN}"
         while b"untold" in (await storage.read_all(self.bus.link, streams.STATE)).get(
             key, b"untold"
-        ):  # no event
+        ):  # there is no event to wait for
             await asyncio.sleep(0)
 
     async def until_verdict(self, node: str, verdict: Verdict) -> None:

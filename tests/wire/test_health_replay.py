@@ -1,4 +1,4 @@
-"""A recording, replayed: files on disk, the command, and the detector of the service."""
+"""The replay of recordings: files on disk, the command, and the detector of the service."""
 
 import itertools
 from collections.abc import Callable
@@ -23,7 +23,7 @@ INSTANCES = itertools.count()
 
 
 class Night:
-    """A plugin that sends a heartbeat each second, except when silent, and health recording it."""
+    """A simulated plugin that sends a heartbeat each second unless silent, recorded by health."""
 
     def __init__(self, file: Path, *, mib_max: int = 64) -> None:
         settings = config.Settings(
@@ -41,7 +41,7 @@ class Night:
         self._execute(self.recorder.receive(event, self.now))
 
     def run(self, seconds: int, *, silent: bool = False) -> None:
-        """Let time pass, a second at a time; nobody answers the probe of a silent plugin."""
+        """Advance the time second by second; a silent plugin does not answer probes."""
         for _ in range(seconds):
             self.now += 1.0
             while (due := self.recorder.next_deadline()) is not None and due <= self.now:
@@ -75,7 +75,7 @@ class Night:
 
 
 class Command:
-    """`muster replay` in this process."""
+    """A callable that runs `muster replay` in this process."""
 
     def __init__(self, capture: pytest.CaptureFixture[str]) -> None:
         self._capture = capture
@@ -94,7 +94,7 @@ def command(capsys: pytest.CaptureFixture[str]) -> Command:
 
 
 def record(file: Path) -> Night:
-    """Record a plugin that is gone for 8 s, and later for 60."""
+    """Record a plugin that is silent for 8 s, and later for 60 s."""
     night = Night(file)
     night.run(20)
     night.run(8, silent=True)
@@ -220,7 +220,7 @@ def test_a_recording_stays_within_its_limit_and_continues_in_a_second_file(
     night.run(30, silent=True)
     night.run(30)
     night.recorder.close()
-    # what was known when the file began is not published again
+    # the second file begins with the known state, which is not published again
     newer = [recording.decode(line)[1] for line in file.read_bytes().splitlines()[:2]]
     assert isinstance(newer[0], recording.Header)
     assert not newer[0].begins

@@ -129,7 +129,7 @@ def test_messages_that_never_arrive_end_a_recall_with_an_error() -> None:
             client = await nats.connect(server.url)
             context = client.jetstream()
             await context.add_stream(name="S", subjects=["s"], storage=api.StorageType.MEMORY)
-            # more than are asked for at once
+            # more messages than one request asks for
             for _ in range(1_200):
                 await context.publish("s", b"x")
             config = api.ConsumerConfig(

@@ -1,4 +1,4 @@
-"""One hostile node holds nobody up: its plugins come and go for ever, and others are judged."""
+"""A hostile node, whose plugins keep coming and going, delays no verdict about other nodes."""
 
 import asyncio
 import contextlib
@@ -18,17 +18,17 @@ from tests.worlds import fleet_parts
 
 RESTART_S = 2.0
 LIMIT_S = 8.0
-"""Usually 2.0 s, and more on a busy machine; without limits on mass failures at least 15 s."""
+"""Of an alert: usually 2 s, more on a busy machine, and without limits on a storm 15 s or more."""
 SETTINGS = {
     "detection": {"restart_s": RESTART_S, "patience_s": 0},
-    # an earlier limit; a node has fewer now
+    # an earlier default; the present one is lower
     "bounds": {"plugins_per_node": 16},
 }
 HOSTILE, VICTIM = "hostile", "victim"
 
 
 class Voice:
-    """Heartbeats of plugins, sent over one connection."""
+    """A sender of heartbeats of several plugins over one connection."""
 
     def __init__(self, connected: bus.Bus, names: Sequence[tuple[str, str]]) -> None:
         self._bus = connected
@@ -72,7 +72,7 @@ async def take_turns(connected: bus.Bus, groups: Sequence[Sequence[tuple[str, st
 
 
 async def reconnect(port: int, node: str, plugin: str, *, wait_s: float) -> None:
-    """Close the plugin's connection again and again, and come back 1.5 s later."""
+    """Close the plugin's connection again and again, and reconnect 1.5 s later."""
     seq = 0
     options = {"verbose": False, "pedantic": False, "name": f"{plugin} {node}"}
     subject = f"muster.heartbeat.{vocabulary.node_token(node)}.{plugin}"
@@ -137,7 +137,7 @@ class World:
         return [alert.kind for alert in self.published.firing(VICTIM)]
 
     async def alert_s(self, wait_s: float, timeout_s: float) -> float:
-        """Run a victim for a while, kill it, and return how long its alert takes."""
+        """Run the victim for `wait_s` and end it; return the seconds until its alert."""
         async with bus.Bus(self.server.url, producer="plugins/p", name=f"p {VICTIM}") as victim:
             await victim.link.client()
             sending = Voice(victim, [(VICTIM, "p")])

@@ -1,4 +1,4 @@
-"""One node sends as fast as it can; nats-server delivers only its share, and all of the others'."""
+"""One node floods: nats-server delivers only its share, and all heartbeats of other nodes."""
 
 import asyncio
 import contextlib
@@ -47,7 +47,7 @@ async def flood(server: local.NatsServer, size: int) -> AsyncIterator[None]:
 
 
 def test_a_flood_of_one_node_delays_no_other_and_does_not_cut_the_reader(tmp_path: Path) -> None:
-    received: set[int] = set()  # a heartbeat may arrive twice while its node is subscribed to
+    received: set[int] = set()  # one may arrive twice while its node is being subscribed to
     noisy: list[heartbeat_budget.Excess] = []
 
     async def handle(batch: Sequence[vocabulary.Heartbeat]) -> None:

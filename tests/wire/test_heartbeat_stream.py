@@ -35,7 +35,7 @@ def heartbeat_of(seq: int, node: str = "node-a.example") -> vocabulary.Heartbeat
 
 
 class Receiver:
-    """Keeps the heartbeats it receives; accepts more only while `is_free`."""
+    """A handler that keeps all heartbeats, and returns from a batch only while `is_free` is set."""
 
     def __init__(self) -> None:
         self.received: list[tuple[str, int]] = []
@@ -57,7 +57,7 @@ class Receiver:
 
 
 async def wait_for_subscription(client: nats.aio.client.Client, receiver: Receiver) -> None:
-    """Publish until the subscription exists: it is not acknowledged."""
+    """Publish heartbeats until one arrives: nothing else shows that the subscription exists."""
     while not receiver.received:
         await send(client, heartbeat_of(0))
         await nats_links.flushed(client)
@@ -70,7 +70,7 @@ async def send(client: nats.aio.client.Client, *heartbeats: vocabulary.Heartbeat
 
 
 async def occupy(client: nats.aio.client.Client, receiver: Receiver) -> None:
-    """Make it handle the first heartbeat until it is free."""
+    """Let the receiver handle one heartbeat until it is set free."""
     await wait_for_subscription(client, receiver)
     receiver.is_free.clear()
     await send(client, heartbeat_of(1))
@@ -138,7 +138,7 @@ def test_what_has_arrived_is_one_batch_and_never_too_large(tmp_path: Path) -> No
             before = receiver.batches
             receiver.is_free.set()
             await receiver.until(lambda: receiver.received[-1][1] == 3_999)
-        # 600 KiB, of which nats-py reads 32 at once
+        # 600 KiB, of which nats-py reads 32 KiB at once
         assert 4 <= receiver.batches - before < 12
         assert [seq for _, seq in receiver.received if seq] == [*range(1, 4_000)]
 

@@ -1,4 +1,4 @@
-"""The alert that `helm test` sends through a real NATS, and what it says of its delivery."""
+"""The alert that `helm test` sends through a real NATS, and what it reports about the delivery."""
 
 import asyncio
 import contextlib
@@ -78,7 +78,7 @@ def test_the_outcome_is_the_notifiers_and_no_alert_is_left(
             async with contextlib.aclosing(alerts(server.url)) as changes:
                 fired = await anext(changes)
                 assert (fired.state, fired.leader) == (vocabulary.AlertState.FIRING, 7)
-                # so that no group of an earlier test has it, and with that an interval to wait for
+                # a new node: in the group of an earlier test, the alert would wait for an interval
                 assert fired.node == f"helm-test-{fired.fingerprint}"
                 await link.publish(outcome(fired, error))
                 resolved = await anext(changes)

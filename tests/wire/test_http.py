@@ -1,4 +1,4 @@
-"""HTTP out: what is connected to, what is read, and what an answer that does not come is called."""
+"""The HTTP client: the addresses it connects to, how much it reads, and its errors."""
 
 import asyncio
 import contextlib
@@ -17,7 +17,7 @@ OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 
 
 class Server:
-    """Answers every connection the same way, and counts them."""
+    """A server that answers every connection in the same way, and counts them."""
 
     def __init__(self, serve: Serve) -> None:
         self._serve = serve
@@ -51,7 +51,7 @@ async def server(serve: Serve, host: str = "127.0.0.1", port: int = 0) -> AsyncI
     async with await asyncio.start_server(made.answer, host, port) as listening:
         made.port = listening.sockets[0].getsockname()[1]
         yield made
-        # whoever target has closed the connection by now
+        # the client has closed its connections by now
         await asyncio.gather(*filter(None, made.tasks))
 
 
@@ -68,7 +68,7 @@ def refuse(*forbidden: str) -> http.Check:
 
 
 def answer_lookups(monkeypatch: pytest.MonkeyPatch, *answers: list[str]) -> list[str]:
-    """Let names have these addresses, look-up by look-up; return the names looked up."""
+    """Answer each look-up of a name with the next of `answers`; return the list of names."""
     names: list[str] = []
     look_up = socket.getaddrinfo
 
@@ -96,7 +96,7 @@ def test_a_name_that_is_answered_otherwise_the_second_time_never_leads_to_the_se
             url = f"http://rebinding.example:{allowed.port}"
             site = endpoint(url, check=refuse("127.0.0.2"))
             assert (await site.request("GET")).body == b"ok"
-            # one look-up a request: what was checked is what was connected to
+            # one look-up for each request: the address that was checked was connected to
             assert names == ["rebinding.example"]
             with pytest.raises(http.ForbiddenAddress, match=r"127\.0\.0\.2 is forbidden"):
                 await site.request("GET")
@@ -260,7 +260,7 @@ def test_what_was_not_sent_whole_was_not_processed() -> None:
         is_over = asyncio.Event()
 
         async def serve(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            writer.transport.pause_reading()  # type: ignore[attr-defined]  # of a socket it can
+            writer.transport.pause_reading()  # type: ignore[attr-defined]  # sockets have it
             await is_over.wait()
 
         async with asyncio.timeout(30), server(serve) as target:

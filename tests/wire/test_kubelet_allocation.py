@@ -1,4 +1,4 @@
-"""Statements about a kubelet: what it asks a plugin for a container, and what a pod shows."""
+"""Statements about a kubelet: its calls to a plugin for a container, and the status of pods."""
 
 from typing import Any
 
@@ -183,7 +183,7 @@ async def test_a_preference_is_asked_for_only_where_it_is_offered(kubelet: Kubel
     plugin = await kubelet.plugin("a", "b", "c", register=False)
     plugin.options = dp.DevicePluginOptions(get_preferred_allocation_available=True)
     plugin.prefers = ["c", "unknown", "b", "a"]
-    # what Register says of options does not count
+    # the options in Register do not count
     await kubelet.register(plugin)
     await kubelet.lists("a", "b", "c")
     await kubelet.runs(await kubelet.pod(3))
@@ -361,7 +361,7 @@ async def test_a_container_gets_environment_devices_and_mounts_of_the_answer(
 
 
 def _last_words(status: dict[str, Any]) -> str:
-    """Return what the first container that ended left as its message."""
+    """Return the termination message of the first container that has one."""
     for container in status.get("containerStatuses", ()):
         for state in (container["state"], container.get("lastState", {})):
             words: str = state.get("terminated", {}).get("message", "")

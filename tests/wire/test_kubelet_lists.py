@@ -1,4 +1,4 @@
-"""Statements about a kubelet: what a message on ListAndWatch does, and who sees it."""
+"""Statements about a kubelet: the effects of messages on ListAndWatch."""
 
 import time
 
@@ -167,6 +167,6 @@ async def test_podresources_refuse_what_is_more_than_a_burst_of_ten_calls(kubele
     began = time.monotonic()
     answers = await kubelet.burst(200)
     took_s = time.monotonic() - began
-    # others may have asked just before, and 100 a second are answered
+    # earlier calls may have used up the burst, and 100 calls a second are answered
     assert 1 <= answers["OK", ""] <= 11 + 100 * took_s
     assert answers.keys() == {("OK", ""), ("RESOURCE_EXHAUSTED", "rejected by rate limit")}

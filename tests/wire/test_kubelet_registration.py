@@ -266,7 +266,7 @@ async def test_the_same_socket_is_refused_while_its_stream_is_open(kubelet: Kube
     )
     plugin.send("b")
     await kubelet.lists("b")
-    # the refusal has made the kubelet forget the socket: it does not notice the end any more
+    # because of the refusal, the kubelet no longer knows the socket, and does not notice its end
     await plugin.stop()
     await until_true("the stream's end", plugin.streams[0].ended.is_set)
     assert await kubelet.listed() == ["b"]

@@ -1,4 +1,4 @@
-"""Statements about a kubelet: its plugin watcher, the second way in."""
+"""Statements about a kubelet: its plugin watcher, the second way to register."""
 
 from muster.pb import pluginregistration_pb2 as pr
 from tests.worlds import device_plugin

@@ -1,4 +1,4 @@
-"""The adapter of the Kubernetes API: which cluster it is, and answers no server should give."""
+"""The adapter for the Kubernetes API: the choice of the cluster, and invalid answers."""
 
 import asyncio
 import contextlib
@@ -82,7 +82,7 @@ def test_a_program_that_hangs_is_not_waited_for(tmp_path: pathlib.Path) -> None:
     script = f"echo $$ > {pid}; exec sleep 1000"
     user = {"exec": {**PLUGIN, "command": "sh", "args": ["-c", script]}}
     file = written(tmp_path / "k", {**config("a", **user), "current-context": "a"})
-    # a process of its own: what the library started cannot be ended in order
+    # a separate process, since a program that the library has started cannot be ended in order
     words = ("check", "gpu", "--timeout", "3s", "--kubeconfig", file)
     command = [sys.executable, "-m", "muster.cli", *words]
     done = subprocess.run(command, check=False, capture_output=True, timeout=100)
@@ -94,7 +94,7 @@ def test_a_program_that_hangs_is_not_waited_for(tmp_path: pathlib.Path) -> None:
 
 @contextlib.asynccontextmanager
 async def answering(answer: bytes) -> AsyncIterator[kubernetes_api.Api]:
-    """Give an API that answers everything so."""
+    """Yield a client of an API that gives this answer to every request."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):

@@ -1,4 +1,4 @@
-"""What the labeler does, the admission policy lets it do; and nothing else."""
+"""The admission policy allows what the labeler does, and nothing else."""
 
 import asyncio
 import collections
@@ -272,7 +272,7 @@ EVENTS = "/api/v1/namespaces/default/events"
 
 
 async def write_most(kubeconfig: str, look: Callable[[], Awaitable[None]]) -> None:
-    """Write everything that the labeler writes beside nodes, as long as it can be."""
+    """Write every object that the labeler writes, except nodes, with the longest content."""
     async with await kubernetes_api.find(kubeconfig=kubeconfig, context=None) as api:
         records = decision_publisher.ClusterRecords(
             api, cluster_api.WritePace(1000), namespace="muster", timeout_s=10
@@ -369,7 +369,7 @@ def with_metadata(whole: dict[str, Any], **more: object) -> dict[str, Any]:
 
 
 def long_fields(fields: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the managed fields of somebody who says to manage these."""
+    """Return managed fields in which a manager claims these fields."""
     return [{"manager": "x", "operation": "Update", "fieldsV1": fields}]
 
 

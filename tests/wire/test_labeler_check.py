@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from typing import Any
-from xml.etree import ElementTree as ET  # of our own making
+from xml.etree import ElementTree as ET  # for documents that muster wrote
 
 import orjson
 import pytest
@@ -118,7 +118,7 @@ def status(at: dt.datetime) -> dict[str, Any]:
 
 
 def findings_of(report: dict[str, Any]) -> list[tuple[str, str, str, str]]:
-    """Return id, severity, object and message of each finding but the recommended way to FUSE."""
+    """Return id, severity, object and message of each finding except FUSE010."""
     return [
         (f["id"], f["severity"], f["object"], f["message"])
         for f in report["findings"]
@@ -431,14 +431,14 @@ def test_a_fuse_resource_that_a_removed_plugin_left_behind_is_no_problem(here: C
         "requests it"
     )
     assert (code, findings_of(report)) == (0, [("FUSE008", "info", "a", message)])
-    # as the command says it
+    # send the patch of the printed command
     words = shlex.split(report["findings"][0]["fix"]["command"])
     assert words[5:-1] == ["patch", "node", "a", "--subresource=status", "--type=json", "-p"]
     content = "application/json-patch+json"
     here.send("PATCH", "/api/v1/nodes/a/status", orjson.loads(words[-1]), content)
     assert findings_of(here.check("fuse")[1]) == []
 
-    # a pod that needs it makes it one
+    # a pod that requests the resource makes this a problem
     here.put(left | {"metadata": {"name": "b"}})
     put_pod(here, pod(on="", phase="Pending", asks=["squat.ai/fuse"], container={}))
     code, report = here.check("fuse")
@@ -449,7 +449,7 @@ def test_a_fuse_resource_that_a_removed_plugin_left_behind_is_no_problem(here: C
 def test_a_gpu_resource_that_a_removed_plugin_left_behind_makes_no_gpu_node(here: Cluster) -> None:
     here.put(node("a", gpus=0), node("b", gpus=0, labels=T4))
     code, report = here.check("gpu")
-    # what else names its GPU still counts: its plugin may only be away
+    # a node whose labels name its GPU still counts: its plugin may only be unavailable
     assert (code, report["checked"], report["findings"]) == (0, {"nodes": 2, "gpuNodes": 1}, [])
 
 
@@ -470,7 +470,7 @@ def test_a_wrong_label_of_simulated_gpus_is_fixed_with_the_option_for_them(here:
 def test_a_pod_that_waits_for_a_resource_in_use_is_no_problem_of_an_autoscaler(
     here: Cluster,
 ) -> None:
-    # the scheduler's own words, Kubernetes 1.37
+    # a message of the scheduler of Kubernetes 1.37
     text = (
         f"0/1 nodes are available: 1 Insufficient {FUSE}. preemption: 0/1 nodes are available: "
         "1 No preemption victims found for incoming pod."
@@ -504,7 +504,7 @@ def test_pods_that_no_autoscaler_helps_are_reported(here: Cluster) -> None:
 
 
 def test_karpenters_refusal_is_reported_with_what_the_pod_requests(here: Cluster) -> None:
-    # Karpenter's own words, 1.14.1; the scheduler has the same reason for its events
+    # a message of Karpenter 1.14.1; events of the scheduler have the same reason
     text = (
         "Failed to schedule pod, no instance type has enough resources, "
         "requirements=karpenter.sh/nodepool In [apps], "
@@ -746,7 +746,7 @@ def test_a_program_reads_one_document_also_where_there_is_no_cluster(
     if output == "json":
         assert [f["id"] for f in orjson.loads(out)["findings"]] == ["UNREAD"]
     else:
-        assert ET.fromstring(out).get("skipped") == "1"  # noqa: S314  # of our own making
+        assert ET.fromstring(out).get("skipped") == "1"  # noqa: S314  # muster wrote it
 
 
 @pytest.mark.parametrize(
@@ -785,7 +785,7 @@ def test_what_the_autoscaler_takes_for_a_gpu_is_one_to_it(here: Cluster) -> None
 def test_junit_has_a_case_for_each_finding(here: Cluster) -> None:
     here.put(node("a", labels={KEY: "l4", **T4}), node("b"))
     code, out, _ = here.run("check", "gpu", "--output", "junit")
-    suite = ET.fromstring(out)  # noqa: S314  # of our own making
+    suite = ET.fromstring(out)  # noqa: S314  # muster wrote it
     cases = [(case.get("classname"), case.get("name")) for case in suite.iter("testcase")]
     assert code == 1
     assert cases == [("GPU002", "a"), ("GPU004", "nodes"), ("GPU010", "b")]
@@ -832,7 +832,7 @@ def test_every_printed_command_runs_and_the_cluster_is_fine_in_the_end(
             if code and not fix.startswith("muster check "):
                 failed.append(fix)
         reviewed = ["--aliases", "muster-aliases.yaml"]
-    # all or none: the A100 waits for the product that nobody had reviewed yet
+    # all or none: the A100 gets no label until the name of another product is reviewed
     assert [fix.split(" --context")[0] for fix in failed] == [
         "muster label-gpus --apply --force-ambiguous --yes"
     ]

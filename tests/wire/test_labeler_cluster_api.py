@@ -1,4 +1,4 @@
-"""The labeler's doors to the Kubernetes API, against the stand-in and against servers that lie."""
+"""The labeler's adapters for the Kubernetes API, against the stand-in and faulty servers."""
 
 import asyncio
 import contextlib
@@ -58,7 +58,7 @@ class Cluster:
     async def label(
         self, before: model.Node, value: str = "l4"
     ) -> model.Node | cluster_api.Failure:
-        """Label a node."""
+        """Label a node as the labeler does."""
         return await self.labeler.label(before, {decisions.KEY: value}, provenance="{}")
 
 
@@ -178,7 +178,7 @@ def served(
     directory: pathlib.Path,
     ask: Callable[[cluster_api.NodeApi], Awaitable[object]],
 ) -> object:
-    """Ask a server that gives these answers, the last one again and again."""
+    """Call `ask` with a server that gives these answers, and then repeats the last one."""
     remaining = list(answers)
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -284,7 +284,7 @@ def test_outside_a_pod_there_is_no_cluster_without_a_kubeconfig(
 
 
 class Seen:
-    """What a reflector told."""
+    """The nodes that a reflector has reported."""
 
     def __init__(self) -> None:
         self.nodes: dict[str, model.Node] = {}
@@ -295,7 +295,7 @@ class Seen:
         return watch.Sink(projection.node, self._replace, self._put, self._drop)
 
     async def until(self, labels: dict[str, str | None]) -> None:
-        """Wait until these are the nodes, with these labels."""
+        """Wait until these are the nodes, with these accelerator labels."""
         while {name: n.labels.get(decisions.KEY) for name, n in self.nodes.items()} != labels:
             self.changed.clear()
             await self.changed.wait()
@@ -372,7 +372,7 @@ def test_of_two_replicas_one_holds_the_lease_and_the_other_has_it_when_it_ends(
             async with first:
                 term = await leads(first, changed)
                 await stack.enter_async_context(second)
-                # longer than it lasts, as three of them are
+                # five renewals take longer than the lease lasts
                 assert await holders(5) == [first.name] * 5
                 assert (second.term(), second.current.leader) == (None, first.name)
                 assert first.is_term(term)

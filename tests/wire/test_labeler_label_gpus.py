@@ -26,7 +26,7 @@ T4 = {GFD: "Tesla-T4"}
 L4 = {GFD: "NVIDIA-L4"}
 DOKS = "doks.digitalocean.com/gpu-model"
 DO = {DOKS: "h100"}
-"""Read by us, not by SkyPilot: it covers nothing."""
+"""Labels that muster reads and SkyPilot does not, so that they cover no node for SkyPilot."""
 
 
 @pytest.fixture
@@ -154,7 +154,7 @@ def test_all_gpu_nodes_or_none(here: Cluster) -> None:
     assert (code, errors) == (1, f"muster label-gpus: nothing was written: {text}")
     assert here.run("label-gpus", "--apply", "--yes")[0] == 1
     assert here.labels("a") == DO
-    assert here.run("label-gpus", "--apply", "--yes", "--partial")[0] == 1  # c stays
+    assert here.run("label-gpus", "--apply", "--yes", "--partial")[0] == 1  # c stays unlabelled
     assert [here.labels(name).get(KEY) for name in "abc"] == ["h100", "h100", None]
 
 

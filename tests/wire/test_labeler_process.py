@@ -27,7 +27,7 @@ FACTS = {
 
 
 class World:
-    """A NATS server, a plugin's voice on it, a cluster, and a labeler that can be ended."""
+    """A NATS server, a plugin's bus, a cluster, and a labeler that can be ended."""
 
     def __init__(self, directory: pathlib.Path) -> None:
         self.directory = directory
@@ -70,7 +70,7 @@ class World:
         )
 
     async def published(self, count: int) -> list[tuple[str, str, str]]:
-        """Return what the labeler told, once it is that many facts."""
+        """Return the first `count` events of the labeler: kind, label and reason."""
         assert self.bus is not None
         published: list[tuple[str, str, str]] = []
         since = T0 - dt.timedelta(days=9999)
@@ -106,7 +106,7 @@ class World:
             return value
 
     async def get(self, path: str) -> tuple[int, bytes]:
-        """Ask the labeler's own server."""
+        """Send a GET request to the labeler's HTTP server."""
         assert self.labeler is not None
         async with (
             aiohttp.ClientSession() as http,
@@ -115,7 +115,7 @@ class World:
             return response.status, await response.read()
 
     async def is_waiting(self) -> bool:
-        """Return whether the labeler means to try the node again."""
+        """Return whether the labeler is going to retry the node."""
         nodes = orjson.loads((await self.get("/state"))[1])["nodes"]
         return bool(nodes.get("node-a", {}).get("is_waiting"))
 
@@ -283,7 +283,7 @@ def test_apply_waits_for_a_cluster_that_is_away(tmp_path: pathlib.Path) -> None:
             made.api.write_kubeconfig(made.kubeconfig)
             await made.reports("NVIDIA L4")
             await made.start(mode="apply", retry_s=0.2)
-            while not await made.is_waiting():  # asks another process
+            while not await made.is_waiting():  # polls another process
                 await asyncio.sleep(0.02)
             back.set()
             assert await made.published(1) == [("applied", "l4", L4)]

@@ -1,4 +1,4 @@
-"""What the labeler keeps true of nodes while it runs, with a real bus and the API stand-in."""
+"""The labels that a running labeler maintains, with a real bus and the API stand-in."""
 
 import asyncio
 import contextlib
@@ -99,7 +99,7 @@ class World:
             assert response.status == 200
 
     async def get(self, path: str) -> Any:
-        """Read from the API; None where there is nothing."""
+        """Return an object of the API, or None if it does not exist."""
         async with self.http.get(path) as response:
             return await response.json() if response.status == 200 else None
 
@@ -110,9 +110,8 @@ class World:
         return label
 
     async def until(self, look: Callable[[], Awaitable[Any]], wanted: object) -> None:
-        """Look until this is there: another process does it in its own time."""
-        while (value := await look()) != wanted:
-            assert value != "never"
+        """Poll until `look` returns the wanted value, which another process causes."""
+        while await look() != wanted:
             await asyncio.sleep(0.02)
 
     async def labelled(self, **labels: str | None) -> None:
@@ -129,7 +128,7 @@ class World:
         ]
 
     async def ask(self, labeler: processes.Process, path: str) -> tuple[int, str]:
-        """Ask a labeler's own server."""
+        """Send a GET request to a labeler's HTTP server."""
         async with (
             aiohttp.ClientSession(labeler.addresses["http"]) as http,
             http.get(path) as response,
@@ -182,11 +181,11 @@ def test_a_removed_label_comes_back_a_replaced_gpu_is_noticed_and_a_missing_one_
 
         async def reasons_written() -> list[str]:
             metadata = sorted(reason for _, reason, _ in await made.events())
-            # what else is suggested meanwhile is not counted
+            # suggestions in between are not counted
             return [reason for reason in metadata if reason != "LabelsSuggested"]
 
         async def settled(reason: str, label: str | None) -> None:
-            # told means read back: what is changed before that is a failure of the write
+            # the Event follows the read-back: an earlier change would be a failed write
             reasons.append(reason)
             await made.until(reasons_written, sorted(reasons))
             await made.labelled(**{"node-a": label})
@@ -209,13 +208,13 @@ def test_a_removed_label_comes_back_a_replaced_gpu_is_noticed_and_a_missing_one_
         await settled("LabelsApplied", "l4")
         await made.reports("node-a", "Tesla T4")
         await settled("LabelsApplied", "t4")
-        # removed and made again, as autoscalers do: another machine, until its agent speaks
+        # deleted and created again, as by an autoscaler: unknown hardware until the agent reports
         await made.delete("node-a")
         await made.make("node-a")
         await made.merge("node-a", {"seen": "yes"})
         await made.reports("node-a", "NVIDIA A10")
         await settled("LabelsApplied", "a10")
-        # swapped for what has no certain name
+        # replaced by a GPU without a certain name
         await made.reports("node-a", "NVIDIA T400 4GB")
         await settled("LabelsWithdrawn", None)
         await made.reports("node-a", "Tesla T4")
@@ -353,7 +352,7 @@ def test_labels_are_kept_while_nats_is_away(tmp_path: pathlib.Path) -> None:
         await made.labelled(**dict.fromkeys(names, "l4"))
         made.server.freeze()
         try:
-            # read back, so that what is changed now is no failure of a write
+            # wait until the labels were read back: an earlier change would be a failed write
             await made.until(lambda: _events(made), len(names))
             for name in names:
                 await made.merge(name, {KEY: None})
@@ -483,12 +482,12 @@ def test_a_node_that_reports_thousands_of_plugins_delays_nobody_not_even_after_a
         counted = vocabulary.PLUGINS_MAX - 1
         await made.until(lambda: made.refused("too_many_plugins"), wanted=names - counted)
         await first.kill()
-        # the stream keeps them all
+        # the stream still has all of them
         second = await made.start(lease={"lasts_s": 1})
         while (await made.ask(second, "/readyz"))[0] != 200:
             began = asyncio.get_running_loop().time()
             assert (await made.ask(second, "/healthz"))[0] == 200
-            # the liveness probe waits that long
+            # the timeout of the liveness probe
             assert asyncio.get_running_loop().time() - began < 5
         await made.reports("node-b", "NVIDIA A10")
         await made.labelled(**{"node-a": "l4", "node-b": "a10"})

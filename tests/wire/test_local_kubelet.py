@@ -27,7 +27,7 @@ OWN_POOL = [("grpc.use_local_subchannel_pool", 1)]
 
 
 class Toy:
-    """A device plugin of the simplest kind; `lists` are what its streams still have to send."""
+    """A simple device plugin that records its calls."""
 
     def __init__(self, path: pathlib.Path, *ids: str, preferred: bool = False) -> None:
         self.path = path

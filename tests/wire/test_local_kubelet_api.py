@@ -21,7 +21,7 @@ PERIOD_S = 0.05
 
 
 class Toy:
-    """A plugin with two devices; refuses to allocate while told so."""
+    """A plugin with two devices; it refuses to allocate while `refuses` is set."""
 
     def __init__(self) -> None:
         self.refuses = False

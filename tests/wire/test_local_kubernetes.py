@@ -1,4 +1,4 @@
-"""The API stand-in, with its real clients: kubernetes (both halves), kubectl, plain HTTP."""
+"""The API stand-in with real clients: Python's kubernetes (async and sync), kubectl, plain HTTP."""
 
 import asyncio
 import io
@@ -51,7 +51,7 @@ def play(story: Story) -> None:
 async def send(
     http: aiohttp.ClientSession, method: str, path: str, body: object = None, media_type: str = ""
 ) -> tuple[int, Any]:
-    """Return the status and the tree that a request is answered with."""
+    """Send a request; return the status and the decoded body of the answer."""
     data = io.BytesIO(body if isinstance(body, bytes) else orjson.dumps(body))
     headers = {"Content-Type": media_type or "application/json"}
     async with http.request(method, path, data=data, headers=headers) as response:
@@ -61,7 +61,7 @@ async def send(
 async def events(
     http: aiohttp.ClientSession, path: str, **query: str
 ) -> AsyncIterator[dict[str, Any]]:
-    """Yield what a watch tells, until the server ends it."""
+    """Yield the events of a watch until the server ends it."""
     async with http.get(path, params={"watch": "true", **query}) as response:
         assert response.status == 200
         async for line in response.content:

@@ -1,4 +1,4 @@
-"""The lock on a real nats-server: one holds it, the next takes over, a zombie stays silent."""
+"""The lock on a real nats-server: one holds it, the next takes over, a former one does not act."""
 
 import asyncio
 import contextlib
@@ -27,7 +27,7 @@ WITHOUT_END: Final = leader_lock.Timing(ttl_s=60, renew_s=0.5, margin_s=1)
 
 
 class ActLog:
-    """Who acted in which term, in the order in which the server received it."""
+    """A log of who acted in which term, in the order in which the server received it."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[str, int]] = []
@@ -40,7 +40,7 @@ class ActLog:
             self._came.notify_all()
 
     async def of(self, name: str) -> None:
-        """Wait until `name` acts, from now on."""
+        """Wait until `name` acts after this call."""
         count = len(self.seen)
         async with self._came:
             await self._came.wait_for(lambda: any(n == name for n, _ in self.seen[count:]))
@@ -50,7 +50,7 @@ class ActLog:
 
 
 class ClaimLog:
-    """The claims of one candidate: in place of which revision, and whether it then held the key."""
+    """A log of a candidate's claims: the revision to replace, and whether it then held the key."""
 
     def __init__(self) -> None:
         self.made: list[tuple[int, bool]] = []
@@ -60,7 +60,7 @@ class ClaimLog:
         log = self
 
         class Logged(leader_lock.Key):
-            """One that logs."""
+            """A key that logs its claims."""
 
             async def claim(
                 self, value: bytes, *, ttl_s: int, revision: int, timeout_s: float
@@ -116,13 +116,13 @@ def key(on: bus.Bus) -> leader_lock.Key:
 def candidate_named(
     on: leader_lock.Key, name: str, terms: leader_lock.Timing = TERMS
 ) -> leader_lock.Lock:
-    """Ask for the lock as a machine of this name."""
+    """Return a candidate for the lock, on a machine of this name."""
     us = leader_lock.Holder(name=name, host=name, space="1", pid=1)
     return leader_lock.Lock(on, us=us, timing=terms, on_change=lambda _, __: None)
 
 
 async def next_of(*asking: leader_lock.Lock, after: int) -> int:
-    """Wait until one of them holds it as a greater revision."""
+    """Wait until one of the candidates holds the lock in a term after `after`; return the term."""
     while not (
         claimed := {
             candidate.term() or 0 for candidate in asking if (candidate.term() or 0) > after
@@ -169,7 +169,7 @@ def test_a_claim_from_another_machine_is_respected_until_it_expires(
         claims = ClaimLog()
         async with candidate_named(claims.key(on), "b") as b:
             assert await held(b) > other.revision
-            # it was never replaced: the server refused every claim until it had expired
+            # the other claim was not replaced: the server refused all claims until it had expired
             won = claims.made.index((0, True))
             assert set(claims.made[:won]) == {(0, False)}
             assert b.current.leader == "b (b, process 1)"
@@ -185,13 +185,13 @@ def test_a_suspended_holder_does_not_act_when_it_resumes(tmp_path: Path) -> None
                 a.send_signal(signal.SIGSTOP)
                 await acts.of("b")
                 a.send_signal(signal.SIGCONT)
-                # it has asked again, and was refused
+                # it has claimed the lock again, and was refused
                 assert a.stdout is not None
                 while not (line := await a.stdout.readline()).startswith(b"b "):
                     assert line, "it has ended"
                 await acts.of("b")
-        # on a busy machine the leader may change again, but nobody begins to act in a past term:
-        # only what was on its way when the process was suspended may arrive late
+        # on a busy machine the leader may change again, but no holder begins to act in a past term:
+        # only a message that was sent before the suspension may arrive late
         names, revisions = zip(*acts.seen, strict=True)
         assert [name for name, _ in itertools.groupby(names)][:2] == ["a", "b"]
         newest = itertools.accumulate(revisions, max)
@@ -247,7 +247,7 @@ def test_a_renewal_that_succeeded_without_an_answer_loses_nothing(tmp_path: Path
         lose = False
 
         class Deaf(leader_lock.Key):
-            """One that can lose an answer."""
+            """A key that can lose an answer."""
 
             async def claim(
                 self, value: bytes, *, ttl_s: int, revision: int, timeout_s: float
@@ -268,7 +268,7 @@ def test_a_renewal_that_succeeded_without_an_answer_loses_nothing(tmp_path: Path
             first = a.term()
             assert first is not None
             lose = True
-            # refused, because our own lost renewal is newer; then renewed
+            # refused, because the renewal whose answer was lost is newer; then renewed
             assert [(await answers.get()).written for _ in range(2)] == [False, True]
             assert a.term() == first
 
@@ -293,7 +293,7 @@ def test_a_lost_bucket_is_created_again_and_its_next_term_is_greater(tmp_path: P
                 (tmp_path / "nats").mkdir()
                 await server.start()
                 wiped = await next_of(a, b, after=deleted)
-            # JavaScript and our own schema count as far as this
+            # the greatest integer of JavaScript and of muster's schema
             assert before < deleted < wiped < 2**53
             assert [candidate.problem() for candidate in (a, b)] == [None, None]
 
@@ -312,7 +312,7 @@ def test_a_lock_that_does_not_answer_is_a_problem_until_it_does(tmp_path: Path) 
             ) as a,
         ):
             while (problem := a.problem()) is None:
-                # its owner creates it again when it next checks
+                # its owner creates it again at the next check
                 with contextlib.suppress(nats.js.errors.NotFoundError):
                     await jetstream.delete_stream("KV_muster_tenure")
                 await asyncio.sleep(0.01)
@@ -327,7 +327,7 @@ def test_a_lock_that_does_not_answer_is_a_problem_until_it_does(tmp_path: Path) 
 
 def test_a_failure_of_the_task_that_renews_is_raised(tmp_path: Path) -> None:
     class Broken(leader_lock.Key):
-        """One whose server answers nonsense."""
+        """A key whose server gives an invalid answer."""
 
         async def claim(
             self, value: bytes, *, ttl_s: int, revision: int, timeout_s: float
@@ -366,7 +366,7 @@ def test_two_candidates_in_one_process_do_not_take_the_lock_from_each_other(tmp_
 
 def test_an_end_during_a_renewal_releases_the_lock_at_once(tmp_path: Path) -> None:
     class Slow(leader_lock.Key):
-        """One whose second answer does not come."""
+        """A key whose first renewal is answered too late."""
 
         async def claim(
             self, value: bytes, *, ttl_s: int, revision: int, timeout_s: float

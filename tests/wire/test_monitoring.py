@@ -1,4 +1,4 @@
-"""The monitoring component asks Prometheus for what real processes export, and for nothing else."""
+"""The monitoring component queries only metrics that real processes export."""
 
 import asyncio
 import contextlib
@@ -43,9 +43,9 @@ LEARNED = {
     "muster_health_out_of_band_alarms_total",
     "muster_notifier_recipients_refused_total",
 }
-"""Counters with a label whose values only use shows."""
+"""Counters with a label whose values are not known in advance; the comments name the labels."""
 SCRAPED = {"pod", "node", "le", "job", "cluster"}
-"""Labels that come from Prometheus, not from us."""
+"""Labels that come from Prometheus, not from muster."""
 RULES = [
     rule
     for group in yaml.safe_load((COMPONENT / "rules.yaml").read_text())["spec"]["groups"]
@@ -59,7 +59,7 @@ def metrics_of(expression: str) -> set[str]:
 
 @contextlib.asynccontextmanager
 async def central(name: str, kubeconfig: Path) -> AsyncIterator[plugin_process.Plugin]:
-    """Run a central service where neither NATS nor Kubernetes answer."""
+    """Run a central service where neither NATS nor Kubernetes answers."""
     prefix = f"MUSTER_{name.upper()}__"
     given = {f"{prefix}BUS__URL": "nats://127.0.0.1:1"}
     section = {"health": "CLUSTER", "labeler": "KUBERNETES"}.get(name)
@@ -102,7 +102,7 @@ async def of_fuse(
 
 
 async def exported() -> list[str]:
-    """Return what every process answers to Prometheus when it has just started."""
+    """Return the metrics of every process just after its start."""
     root = Path(tempfile.mkdtemp(prefix="mu-"))
     for folder in ("device-plugins", "plugins_registry", "pod-resources"):
         (root / folder).mkdir()
@@ -133,7 +133,7 @@ async def _scraped(process: plugin_process.Plugin) -> str:
 
 
 def _read(text: str, series: dict[str, set[str]]) -> None:
-    """Add what Prometheus would read: each series, with the labels that were seen."""
+    """Add the series in a text of metrics to `series`, each with the names of its labels."""
     for name, kind in re.findall(r"^# TYPE (\S+) (\S+)$", text, re.MULTILINE):
         ends = {"histogram": ("_bucket", "_sum", "_count"), "summary": ("_sum", "_count")}
         for end in ends.get(kind, ("",)):
@@ -156,7 +156,7 @@ def series(texts: Sequence[str]) -> Mapping[str, set[str]]:
     read: dict[str, set[str]] = {}
     for text in texts:
         _read(text, read)
-    # what only a leader exports
+    # series that only a leader exports
     _read(verdict_series.text([verdict_series.Reached("n", "p", None, AT)]), read)
     return read
 
@@ -239,7 +239,7 @@ def test_prometheus_takes_the_rules_and_they_fire_when_they_should(tmp_path: Pat
 
 
 def story() -> dict[str, Any]:
-    """Return what Prometheus sees and what must fire: nobody there, then two leaders and more."""
+    """Return promtool's test: series over time, and the alerts that must or must not fire."""
     seen = {
         'muster_health_is_leader{pod="a"}': "1x40",
         'muster_health_is_leader{pod="b"}': "0x10 1x30",
@@ -258,7 +258,7 @@ def story() -> dict[str, Any]:
         'muster_gate_answers_total{outcome="expired",pod="g"}': "0+1x40",
         'muster_gate_answers_total{outcome="admitted",pod="g"}': "0+9x40",
         'muster_gate_keys_fetched_timestamp_seconds{pod="g"}': "0+30x10 _x30",
-        # the one without TLS has no certificate that could end
+        # a process without TLS has no certificate that could expire
         'muster_bus_certificate_ends_timestamp_seconds{pod="a"}': "0x500",
         'muster_bus_certificate_ends_timestamp_seconds{pod="b"}': "2600000x500",
     }
@@ -325,7 +325,7 @@ def story() -> dict[str, Any]:
 def fires(
     at: str, alert: str, labels: dict[str, str] | None = None, **words: str
 ) -> dict[str, Any]:
-    """Return that an alert fires then with these labels, or does not, as promtool wants it."""
+    """Return promtool's expectation that an alert fires with these labels, or not if None."""
     (rule,) = (rule for rule in RULES if rule["alert"] == alert)
     annotations = {}
     for key, text in rule["annotations"].items() if labels is not None else ():

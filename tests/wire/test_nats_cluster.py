@@ -1,4 +1,4 @@
-"""Three real nats-servers with production's configuration: they find one another, streams last."""
+"""Three real nats-servers with production's configuration: clustered, with durable streams."""
 
 import asyncio
 import contextlib
@@ -20,7 +20,7 @@ ASSETS = [store.name for store in streams.STREAMS] + [
 
 
 async def replicas(ear: bus.Bus) -> list[int]:
-    """Return how many keep each stream, once all that should do."""
+    """Return the number of replicas of each stream, once all of them are current."""
     client = await ear.link.client()
     counts = []
     for name in ASSETS:
@@ -70,7 +70,7 @@ def test_streams_get_the_configured_replicas_keep_them_and_outlive_a_server(
                     )
                 ] == [event]
                 await asyncio.gather(*(comes_in(address) for address in addresses[1:]))
-                # the gate is connected to one of these, and reaches the other as well
+                # the gate is connected to one of these servers, and reaches the other as well
                 for number, address in enumerate(addresses[1:]):
                     async with plugin_at(address, f"node-{number}") as plugin:
                         with contextlib.suppress(errors.Error, OSError):
@@ -88,7 +88,7 @@ def test_streams_get_the_configured_replicas_keep_them_and_outlive_a_server(
         return bus_subjects.client(address, token=token, tls=trusted)
 
     async def comes_in(address: str) -> None:
-        """Connect with a token, wherever the gate is."""
+        """Connect with a token as soon as the gate admits it, whatever server the gate uses."""
         while True:
             with contextlib.suppress(OSError, TimeoutError, errors.Error):
                 async with plugin_at(address) as plugin:

@@ -1,4 +1,4 @@
-"""A subscriber to everything is not taken for a dead plugin."""
+"""A subscriber to everything is not mistaken for a plugin that is subscribed."""
 
 from pathlib import Path
 

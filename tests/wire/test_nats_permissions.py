@@ -154,7 +154,7 @@ def test_no_header_removes_messages_of_others(tmp_path: Path) -> None:
                     await caller.raw.publish(subject, b"{}", headers=headers)
                 await caller.flush()
         async with shipped_nats.client(server, "notifier") as caller:
-            # a lock of its own: neither takes the other's place
+            # the notifier has a lock of its own, and cannot change that of health
             for denied in ("$KV.muster_leader.notifier", "$JS.API.STREAM.PURGE.KV_muster_leader"):
                 await caller.raw.publish(denied, b"", headers={"Nats-Rollup": "all"})
             await caller.flush()
@@ -195,8 +195,8 @@ def test_no_plugin_makes_an_event_of_another_a_repeat(tmp_path: Path) -> None:
             await evil.flush()
             for _ in range(5):
                 await plugin.publish(event("node-b"))
-            # what restarts repeat under one id can be guessed, and is looked at; the labeler, which
-            # has a stream of its own, does not get so far
+            # the ids of events that are repeated after a restart can be guessed, so health examines
+            # a duplicate; the labeler has a stream of its own, where its id duplicates nothing
             await labeler.request("muster.label.x", b"", headers={"Nats-Msg-Id": "alert-2"})
             await admin.request("muster.sys.x.x", b"", headers={"Nats-Msg-Id": "alert-1"})
             for _ in range(2):
@@ -207,7 +207,7 @@ def test_no_plugin_makes_an_event_of_another_a_repeat(tmp_path: Path) -> None:
                 info = await admin.raw.jetstream().stream_info(stream, subjects_filter=">")
                 stored |= info.state.subjects or {}
             assert stored[event("node-b").subject] == 6
-            # alert-1 twice: each time it was found to be another's
+            # alert-1 twice: each time, the stored duplicate was another user's message
             assert stored[tick().subject] == 3
 
     shipped_nats.run(tmp_path, story)
@@ -323,7 +323,7 @@ def test_no_answer_to_a_reader_leaves_its_account(tmp_path: Path, user: str) -> 
 
 @pytest.mark.parametrize("user", ["reader", "labeler"])
 def test_no_consumer_of_a_reader_pushes_to_a_service(tmp_path: Path, user: str) -> None:
-    """JetStream pushes only to literal subscriptions of the account: those of plugins are not."""
+    """JetStream pushes only to literal subscriptions in its account, in which plugins have none."""
     targets = [
         *("$KV.muster_state.node-a.p", "muster.outbox.ops"),
         *("muster.rpc.node-a.device-plugin.probe", nats_connections.CONNECT),
@@ -359,7 +359,7 @@ def test_no_consumer_of_a_reader_pushes_to_a_service(tmp_path: Path, user: str) 
                     f"{permissions.IMPORTED_API}.CONSUMER.CREATE.MUSTER_ALERTS", request
                 )
                 names.append(json.loads(made.data)["name"])
-            # a consumer that pushes to its maker's inbox does so within these
+            # when this consumer has pushed to the inbox of its creator, the others would have, too
             inbox = f"{permissions.inbox('admin')}.pushed"
             pushed = await admin.raw.subscribe(inbox)
             await jetstream.add_consumer(
@@ -522,7 +522,7 @@ async def health_works(plugin: bus.Bus, health: bus.Bus) -> None:
     request = "muster.rpc.node-a.device-plugin.probe"
     assert await health.request(request, timeout_s=2) == b"here"
     assert await consumers.newest(health.link, streams.EVENTS, "muster.event.>") != []
-    # the verdicts it published, if its own state is lost
+    # to read the verdicts that it published, if its saved state is lost
     assert await consumers.newest(health.link, streams.ALERTS, "muster.alert.>") == []
     ago = datetime.now(UTC) - timedelta(hours=1)
     await first(
@@ -649,7 +649,7 @@ def test_the_health_service_works_on_a_new_bus_with_only_its_own_rights(
 
 
 async def send_heartbeats(plugin: bus.Bus) -> None:
-    """Send heartbeats for ever, as a healthy plugin does."""
+    """Send heartbeats until cancelled, as a healthy plugin does."""
     resource = vocabulary.ResourceBeat(
         name="a.example/fuse", streams=1, probe_ok=True, probe_age_s=0.0
     )

@@ -18,11 +18,11 @@ from tests.worlds import muster_command
 
 
 async def muster(url: str, *arguments: str) -> tuple[int, str, str]:
-    """Run the command in a thread of ours; return exit code, stdout and stderr."""
+    """Run the command in a thread of this process; return exit code, stdout and stderr."""
     out, errors = io.StringIO(), io.StringIO()
 
     def run() -> int:
-        # the commands of the notifier read where NATS is from its settings
+        # `muster notify` reads the address of NATS from the settings of the notifier
         where = [] if arguments[0] == "notify" else ["--url", url]
         return int(app([*arguments, *where]) or 0)
 

@@ -1,4 +1,4 @@
-"""A notifier that is killed again and again loses nothing and repeats nothing."""
+"""A notifier that is killed repeatedly loses no notification, and each kill repeats at most one."""
 
 import asyncio
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Of two notifiers one acts; and one that was stopped meanwhile acts no more."""
+"""Of two notifiers only one acts; one that was suspended meanwhile no longer does."""
 
 import asyncio
 import contextlib
@@ -43,12 +43,12 @@ class Pair:
         return made
 
     async def notified_of(self, number: int) -> None:
-        """Return once its notification was delivered."""
+        """Publish an alert with this number; return once its notification was delivered."""
         await self.world.says(number, "firing", node=f"node-{number}")
         group = f'{{}}:{{kind="stuck",node="node-{number}"}}'
         await self.sink.wait_for(lambda taken: any(message.group == group for message in taken), 15)
         while sum(self.log(name).count("notification_delivered") for name in self.names) < number:
-            await asyncio.sleep(0.02)  # another process writes it
+            await asyncio.sleep(0.02)  # another process writes the log
 
     async def get(self, process: processes.Process, path: str) -> bytes:
         """Return a page of a notifier."""
@@ -59,7 +59,7 @@ class Pair:
         return [str(orjson.loads(line)["event"]) for line in lines]
 
     async def logs(self, name: str, event: str) -> None:
-        while event not in self.log(name):  # another process writes it
+        while event not in self.log(name):  # another process writes the log
             await asyncio.sleep(0.02)
 
 
@@ -93,7 +93,7 @@ def test_of_two_notifiers_one_leads_and_the_other_takes_over(tmp_path: pathlib.P
         await pair.notified_of(1)
         second = await pair.start("second")
         await pair.logs("second", "standing_by")
-        # a rollout, and an eviction, wait until both are ready
+        # rollouts and evictions wait until both are ready
         assert [await pair.get(notifier, "/readyz") for notifier in (first, second)] == [
             b"ok\n"
         ] * 2
@@ -139,7 +139,7 @@ def test_a_notifier_whose_lock_is_lost_reports_it_and_leads_again_once_it_is_bac
         client = await link.client()
         events = b""
         while not events.startswith(b"the lock has been unreachable for 1 s: nats: "):
-            # its owner makes it anew when it looks
+            # its owner creates it again at the next check
             with contextlib.suppress(nats.js.errors.NotFoundError):
                 await client.jetstream().delete_stream("KV_muster_tenure")
             events = await pair.get(notifier, "/readyz")
@@ -202,7 +202,7 @@ def test_every_kind_of_receiver_hears_of_the_loss_of_nats(tmp_path: pathlib.Path
             await notifier.start()
             try:
                 while b'"acts":true' not in await page(notifier, "/state"):
-                    await asyncio.sleep(0.02)  # asks another process
+                    await asyncio.sleep(0.02)  # polls another process
                 await world.server.kill()
                 await services.wait_for(lambda heard: len(heard.heard) == len(ways), 30)
                 await world.server.start()

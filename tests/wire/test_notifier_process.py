@@ -31,7 +31,7 @@ LOCAL = {"reach": "loopback"}
 
 
 class World:
-    """A NATS server, health's voice on it, a webhook receiver, and a notifier that can be ended."""
+    """A NATS server, health's bus, a webhook receiver, and a notifier that can be ended."""
 
     def __init__(self, directory: pathlib.Path) -> None:
         self.directory = directory
@@ -74,7 +74,7 @@ class World:
         )
 
     async def received(self, count: int) -> list[tuple[str, str, int]]:
-        """Return what the receiver was sent and answered, once it is that many."""
+        """Wait for `count` requests to the receiver; return reason, alerts and status of each."""
 
         def enough(kept: Sequence[webhook.Received]) -> bool:
             return len(kept) >= count
@@ -87,7 +87,7 @@ class World:
         ]
 
     async def outcome(self, count: int = 1) -> list[vocabulary.NotificationEvent]:
-        """Return the first outcomes that the notifier published."""
+        """Return the first `count` outcomes that the notifier published."""
         assert self.bus is not None
         values: list[vocabulary.NotificationEvent] = []
         events = consumers.follow(
@@ -104,7 +104,7 @@ class World:
         return values
 
     async def get(self, path: str) -> tuple[int, bytes]:
-        """Ask the notifier's own server."""
+        """Send a GET request to the notifier's HTTP server."""
         assert self.notifier is not None
         async with (
             aiohttp.ClientSession() as http,
@@ -113,8 +113,8 @@ class World:
             return response.status, await response.read()
 
     async def ready(self) -> None:
-        """Return once the notifier says that it is ready."""
-        while (await self.get("/readyz"))[0] != 200:  # asks another process
+        """Return once the notifier reports that it is ready."""
+        while (await self.get("/readyz"))[0] != 200:  # polls another process
             await asyncio.sleep(0.02)
 
     def log(self, event: str) -> list[dict[str, object]]:
@@ -453,7 +453,7 @@ def test_a_dead_letter_that_is_sent_again_after_its_end_has_another_key(
         await made.says("a", AlertState.FIRING)
         (failed, *_) = await made.outcome()
         await made.says("a", AlertState.RESOLVED)
-        while b"stuck" in (await made.get("/state"))[1]:  # asks another process
+        while b"stuck" in (await made.get("/state"))[1]:  # polls another process
             await asyncio.sleep(0.02)
         made.hook.behave(webhook.Behaviour(status=200, times=1_000))
         (letter,), _ = await writing.read_dead_letters(made.bus.link)
@@ -499,7 +499,7 @@ def test_a_dead_letter_that_is_sent_again_adds_nothing_to_what_its_group_sends(
 
 
 async def replay(made: World, letter: dead_letters.DeadLetter) -> None:
-    """Send a dead letter again until the notifier has left it to its group or called it outdated.
+    """Send a dead letter again until the notifier has left it to its group or found it outdated.
 
     A letter that arrives while the same one is being delivered is dropped, without a log line.
     """

@@ -1,4 +1,4 @@
-"""Commands that ask the running notifier: it sends the test message, and its settings explain."""
+"""Commands that ask the running notifier to send a test message or to explain an alert."""
 
 import asyncio
 import contextlib
@@ -30,7 +30,7 @@ ADMIN: Final = "admin with Secret muster-nats-admin"
 async def notifier(
     where: Path, hook: webhook.WebhookReceiver
 ) -> AsyncIterator[tuple[World, bus.Bus, str]]:
-    """Run a cluster with NATS and a notifier, whose receivers are all at `hook`."""
+    """Run a cluster with NATS and a notifier, whose receivers all send to `hook`."""
     more = where / "receivers"
     more.mkdir()
     about = f"{{url: '{hook.url}', reach: loopback}}"
@@ -103,7 +103,7 @@ async def others(hook: webhook.WebhookReceiver) -> None:
         attempts: list[Attempt] = await running.test(name, at=T0 + dt.timedelta(seconds=second))
         return [attempt.answer for attempt in attempts]
 
-    # each its own receiver: the notifier sends one test message in 5 s to each
+    # different receivers, since the notifier sends one test message in 5 s to each
     for name, status, answer in (
         ("gone", 404, "answered: refused (not_found): HTTP 404"),
         ("unwell", 503, "answered: temporary (server_error): HTTP 503"),

@@ -1,4 +1,4 @@
-"""`muster notify setup`: a tested receiver gets into the cluster's Secret, or nothing does."""
+"""`muster notify setup`: a receiver is added to the cluster's Secret if its test succeeds."""
 
 import asyncio
 import base64
@@ -44,7 +44,7 @@ def play(story: Callable[[], Coroutine[Any, Any, None]]) -> None:
 
 @contextlib.asynccontextmanager
 async def notifier(where: Path) -> AsyncIterator[tuple[World, webhook.WebhookReceiver, Path]]:
-    """Run a cluster with a notifier's pod, and Slack; give the file with Slack's secret."""
+    """Run a cluster with a notifier, and a stand-in for Slack; yield them and Slack's secret."""
     secret = where / "secret"
     async with (
         muster_in_cluster.empty(where / "cluster") as world,
@@ -95,7 +95,7 @@ def test_a_tested_receiver_is_added_to_those_that_are_there(tmp_path: Path) -> N
             code, _, errors = await command(world, *SLACK, *about, *CONTEXT, "--name", "ops")
             taken = "the notifier's settings already have a receiver ops: pass another --name"
             assert (code, errors[-1]) == (2, f"muster notify: {taken}")
-            # no test message before a refusal
+            # a command that is refused sends no test message
             assert len(slack.received()) == 2
             code, _, _ = await command(world, *SLACK, *about, *CONTEXT, "--replace", "--no-test")
             assert code == 0
@@ -143,7 +143,7 @@ def test_a_missing_right_is_named_and_so_is_a_notifier_that_is_not_there(tmp_pat
 def test_without_a_context_the_manifest_is_printed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # where no `muster up` of another test is found
+    # so that no `muster up` of another test is found
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
     async def story() -> None:
@@ -228,7 +228,7 @@ def test_wrong_input_is_one_line_and_exit_code_2(
 def test_on_a_terminal_it_asks_for_what_is_missing_and_shows_no_secret() -> None:
     command = [sys.executable, "-m", "muster.cli", "notify", "setup", "slack", "--no-test"]
     ours, theirs = pty.openpty()
-    # without a terminal of its own, the prompt for the secret uses its standard input
+    # without a controlling terminal, the prompt for the secret uses standard input
     process = subprocess.Popen(
         command, stdin=theirs, stdout=subprocess.PIPE, stderr=theirs, start_new_session=True
     )

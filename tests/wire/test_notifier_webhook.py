@@ -1,4 +1,4 @@
-"""The notifier's HTTP door against servers that answer in every way."""
+"""The notifier's HTTP client against servers that answer in every way."""
 
 import asyncio
 import base64
@@ -269,7 +269,7 @@ def test_a_url_does_not_lead_where_it_must_not(url: str, reach: str, why: str) -
 def test_a_name_that_answers_otherwise_between_check_and_connection_gains_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The name is looked up once: what was checked is what is connected to."""
+    """The name is looked up once: the address that was checked is connected to."""
 
     async def story() -> tuple[Result, int]:
         lookups = 0
@@ -281,7 +281,7 @@ def test_a_name_that_answers_otherwise_between_check_and_connection_gains_nothin
             address = "127.0.0.1" if lookups == 1 else "169.254.169.254"
             return look_up(address, *about[1:], **more)
 
-        # the name server is somebody else's, and an attacker's here
+        # in place of a name server, which may be that of an attacker
         monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
 
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

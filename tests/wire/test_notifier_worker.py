@@ -1,4 +1,4 @@
-"""One receiver's notifications, from the outbox to what became of them."""
+"""The worker of one receiver: notifications from the outbox to their outcome."""
 
 import asyncio
 import datetime as dt
@@ -14,7 +14,7 @@ T0 = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
 
 
 async def nothing() -> None:
-    """Have nothing to do."""
+    """Do nothing."""
 
 
 def notification(group: str) -> notifications.Notification:
@@ -35,7 +35,7 @@ def test_a_bug_of_ours_costs_one_notification_and_no_other() -> None:  # noqa: C
     given_up: list[str] = []
     published: list[str] = []
 
-    async def story() -> None:  # the same
+    async def story() -> None:
         ended = asyncio.Semaphore(0)
 
         async def send(

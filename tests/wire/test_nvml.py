@@ -1,4 +1,4 @@
-"""The NVML adapters against the fake library: what they discover, and why they cannot."""
+"""The NVML adapters against the fake library: what they discover, and why they fail."""
 
 import asyncio
 import os
@@ -18,7 +18,7 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> fake.Fake:
     return followed.here(tmp_path / "state", monkeypatch)
 
 
-# What there is
+# Discovery
 
 
 def test_the_first_look_reports_each_gpu_with_what_kernel_and_driver_know_of_it(
@@ -190,7 +190,7 @@ def test_a_driver_that_stays_away_is_asked_for_with_pauses_and_reported_of_once(
             assert scan.driver is gpu.Driver.NOT_LOADED
             while node.counts()["nvmlInitWithFlags"] < 5:
                 await asyncio.sleep(0.01)
-            # without pauses there would be thousands
+            # without pauses there would be thousands of calls
             assert node.counts()["nvmlInitWithFlags"] < 50
             assert story.observations == []
 
@@ -246,7 +246,7 @@ except library.NvmlUnavailable as no:
 
 
 def begun(library: str, driver_root: str, **environment: str) -> str:
-    """Return what a new process says of its beginning; one process loads one library."""
+    """Initialise NVML in a new process and return its output; a process loads only one library."""
     done = subprocess.run(
         [sys.executable, "-c", BEGIN, library, driver_root],
         env=os.environ | {"LD_LIBRARY_PATH": ""} | environment,

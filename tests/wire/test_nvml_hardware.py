@@ -1,7 +1,7 @@
 """The NVML adapters on a machine with a real GPU: `pytest -m gpu`; see docs/hardware.md.
 
-It runs in a process of its own, since another test may have loaded the fake library into this one,
-and observes for MUSTER_GPU_SOAK_S seconds.
+The test observes for MUSTER_GPU_SOAK_S seconds, in a process of its own, since another test may
+have loaded the fake library into this one.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""What the NVML adapters report while GPUs fail, hang and change, against the fake library."""
+"""The NVML adapters against the fake library, while GPUs fail, hang and change."""
 
 import asyncio
 from pathlib import Path
@@ -68,7 +68,7 @@ def test_one_lost_while_it_runs_is_reported_and_left_out_and_nothing_spins(node:
             errors = {poll.gpu for poll in story.of(gpu.Poll) if poll.error}
             assert errors == {followed.UUIDS[3]}
             counts = node.counts()
-            # two slices to a poll, and a new set for the loss; unpaused there are thousands
+            # two waits for each poll, and a new event set after the loss; without pauses, thousands
             assert counts["nvmlEventSetWait_v2"] - before["nvmlEventSetWait_v2"] < 200
             assert counts["nvmlEventSetCreate"] - before["nvmlEventSetCreate"] <= 3
             assert story.of(gpu.Scan) == []
@@ -123,7 +123,7 @@ def test_a_gpu_that_hangs_is_unwatched_and_the_loop_and_the_others_go_on(node: f
             )
             story.observations.clear()
             checked_at = story.nvml.checked_at["gpu_poll"]
-            # the call hangs until it is released below: whatever waited for it would wait for ever
+            # the call hangs until it is released below: anything that waited for it would not end
             for number in (0, 7):
                 await story.polled(number, times=3)
             assert {poll.gpu for poll in story.of(gpu.Poll)} == {*followed.UUIDS} - {
@@ -189,7 +189,7 @@ def test_an_xid_is_reported_with_the_instance_that_it_names(node: fake.Fake) -> 
             assert (await story.xid(0, 13, gi=3, ci=0)).part == gpu.Part(gpu=uuids[0], gi=3, ci=0)
             assert (await story.xid(0, 14, gi=3)).part == gpu.Part(gpu=uuids[0], gi=3)
             assert (await story.xid(0, 79)).part == gpu.Part(gpu=uuids[0])
-            # one that is not divided has no instances, whatever the driver fills in
+            # a GPU without MIG has no instances, whatever the driver fills in
             assert (await story.xid(2, 31, gi=0, ci=0)).part == gpu.Part(gpu=uuids[2])
 
     asyncio.run(story())
@@ -425,7 +425,7 @@ def test_a_stale_handle_is_replaced_by_initialising_again(node: fake.Fake) -> No
             assert scan.polls[5].error == "INVALID_ARGUMENT"
             begun = node.counts()["nvmlInitWithFlags"]
             await story.polled(5, times=4)
-            # still so: it is one bad GPU, and the others are left in peace
+            # the GPU still fails, but NVML is not initialised again and again because of it
             assert node.counts()["nvmlInitWithFlags"] <= begun + 1
             node.drop()
             await story.until(
@@ -462,7 +462,7 @@ def test_a_close_during_a_beginning_that_hangs_ends_in_time(node: fake.Fake) -> 
             # the call hangs until it is released below
             await story.nvml.close()
             node.drop()
-            # what was begun in vain is ended by the next close
+            # an initialisation that finishes after the close is ended by the next close
             await story.until(gpu.Scan)
 
     asyncio.run(story())

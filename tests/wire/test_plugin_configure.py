@@ -226,7 +226,7 @@ def test_the_gpus_that_the_rules_match_are_shown_or_why_there_are_none(
         ],
     )
     file.write_text("gpus: {library: /nowhere/libnvidia-ml.so.1}")
-    # in a process of its own: a library that was loaded stays
+    # in a separate process: a library stays loaded
     code, printed, errors = run("show", str(file), "--matches")
     assert (code, printed.splitlines()[1:]) == (0, ["nvidia.com/gpu  -       no device"])
     assert errors.startswith("muster config: no GPU can be used (no_library): ")

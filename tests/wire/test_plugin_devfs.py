@@ -1,4 +1,4 @@
-"""What is found in a directory tree that looks like a node, and in this machine's /dev."""
+"""The discovery of devices in a tree that looks like a node, and in this machine's /dev."""
 
 import os
 import shutil
@@ -14,7 +14,7 @@ from muster_plugin.model import advertised
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """Return an empty host: no test may see this machine's own /dev or /sys."""
+    """Return the root of an empty host, so that no test sees this machine's /dev or /sys."""
     for name in ("dev", "sys/dev/char", "sys/bus/usb/devices", "sys/devices"):
         (tmp_path / name).mkdir(parents=True)
     return tmp_path
@@ -158,7 +158,7 @@ def test_the_directories_to_watch_are_those_in_which_something_may_come_or_go(ro
 
 @pytest.fixture
 def host(root: Path) -> Path:
-    """Return an empty host in which device nodes can be made."""
+    """Return the root of an empty host in which device nodes can be made."""
     try:
         os.mknod(root / "try", stat.S_IFCHR | 0o600, os.makedev(1, 3))
     except PermissionError:
@@ -185,7 +185,7 @@ PORT = f"{CONTROLLER}/usb1/1-1"
 
 @pytest.fixture
 def uart(host: Path) -> Path:
-    """Return a host with a serial adapter: node, USB device, controller on NUMA node 1."""
+    """Return a host with a serial adapter: device node, USB device, controller on NUMA node 1."""
     node(host, "/dev/ttyUSB0", 188, 0)
     node(host, "/dev/bus/usb/001/005", 189, 4)
     tty = plug(host, "188:0", f"{PORT}/1-1:1.0/ttyUSB0/tty/ttyUSB0")

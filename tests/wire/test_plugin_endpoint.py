@@ -18,7 +18,7 @@ from tests.worlds import plugin_process
 
 
 class Nobody:
-    """Hears of nothing, and finds everything there."""
+    """An observer for which all paths exist, and which expects no allocation."""
 
     async def missing_paths(self, paths: Sequence[str]) -> str:
         del paths
@@ -95,7 +95,7 @@ def test_a_stream_that_the_kubelet_did_not_open_may_come_and_go(root: Path) -> N
             registration_signals.StreamOpened(1),
             registration_signals.StreamClosed(1),
         ]
-        # what others are sent the kubelet was not
+        # lists that other clients receive do not count as sent to the kubelet
         assert figures.sends == 1
 
     asyncio.run(story())

@@ -139,7 +139,7 @@ def test_nobody_takes_back_what_was_taken_over(root: Path) -> None:
 
 
 class _Served:
-    """What a holder serves, as a list of what was done."""
+    """A stand-in for the resources of a holder, which records the calls."""
 
     def __init__(self) -> None:
         self.done: asyncio.Queue[str] = asyncio.Queue()
@@ -213,7 +213,7 @@ def test_whatever_a_successor_sends_the_resources_stay_served(
         await writer.wait_closed()
         assert [await served.done.get() for _ in expected] == expected
         assert served.done.empty()
-        # whoever asks next is answered
+        # the next successor is answered
         successor = handover.Handover(path, served)
         async with asyncio.timeout(10):
             while await successor.request():

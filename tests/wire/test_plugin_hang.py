@@ -1,6 +1,6 @@
-"""A file system that hangs, as NFS does when its server is away, silences nothing but itself.
+"""A file system that hangs, as NFS does without its server, affects only its own devices.
 
-It is one in user space that never answers; where that cannot be mounted, these are skipped.
+The tests use one in user space that never answers, and are skipped where it cannot be mounted.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ from muster.pb import rpc
 from muster_plugin.config import resources
 from muster_plugin.discovery import devfs, host_scanner, inotify
 
-# Linux, include/uapi/linux/fuse.h: FUSE_INIT is answered, and nothing after it
+# answers FUSE_INIT, and nothing after it (Linux, include/uapi/linux/fuse.h)
 SERVER: Final = """
 import ctypes, os, struct, sys
 fuse = os.open("/dev/fuse", os.O_RDWR)
@@ -50,7 +50,7 @@ DETACH: Final = 2
 
 @contextlib.contextmanager
 def hung(path: Path) -> Iterator[None]:
-    """Cover a directory with a file system that never answers."""
+    """Mount a file system that never answers on a directory."""
     pipe = subprocess.PIPE
     command = (sys.executable, "-c", SERVER, str(path))
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe) as server:
@@ -222,7 +222,7 @@ def test_while_a_look_hangs_the_last_answer_stands_and_is_not_waited_for_again()
 def test_a_device_that_appears_during_a_late_scan_is_found_soon_after_it(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing else changes afterwards, so no notice of inotify causes another scan."""
+    """Nothing else changes afterwards, so no event of inotify causes another scan."""
     entries = [resources.Entry(path=f"{root}/hot*")]
     release, scan = threading.Event(), devfs.scan
 
@@ -271,5 +271,5 @@ def test_directories_that_come_and_go_do_not_exceed_the_share(tmp_path: Path) ->
                         pass
         return scans
 
-    # half a second of work is free, then a rest takes longer than the test
+    # after half a second of work, the next pause is longer than the test
     assert asyncio.run(story()) < 15

@@ -42,7 +42,7 @@ Out = TypeVar("Out")
 
 
 class PublishedEvents:
-    """Every event the plugin would publish, in order."""
+    """Every event that the plugin would publish, in order."""
 
     def __init__(self) -> None:
         self.events: list[vocabulary.Event] = []
@@ -65,7 +65,7 @@ class PublishedEvents:
             await self.more()
 
     async def of_kind(self, kind: type[Event], times: int) -> list[Event]:
-        """Wait for so many events of a kind."""
+        """Wait until there are `times` events of a kind; return all of them."""
         while True:
             events = [event for event in self.events if isinstance(event, kind)]
             if len(events) >= times:
@@ -101,7 +101,7 @@ def root() -> Iterator[Path]:
 
 
 def fuse(root: Path, *paths: str, gpus: int = 0) -> config_settings.Settings:
-    """Say to advertise links to /dev/null, which is a device node wherever tests run."""
+    """Return settings that advertise links to /dev/null, a device node wherever tests run."""
     for path in paths or ("fuse",):
         (root / path).symlink_to("/dev/null")
     resource = resources.Resource(
@@ -136,7 +136,7 @@ async def plugin(
     timing: resource_plugin.Timing = CALM,
     watches: bool = True,
 ) -> AsyncIterator[tuple[node_door.Node, PublishedEvents]]:
-    """Run what the process runs, but for the bus and the probes."""
+    """Run what the process runs, except the bus and the probes; yield the node and its events."""
     published = PublishedEvents()
     sockets = Path(settings.kubelet.directory) / config_settings.SOCKET_DIRECTORY
     evaluator: gpu_source.GpuEvaluator | None = None
@@ -301,7 +301,7 @@ def test_a_kubelet_that_starts_later_is_registered_with(root: Path) -> None:
 
 
 class Forgetful:
-    """A kubelet that takes registrations and opens a stream only from the second one on."""
+    """A stand-in for a kubelet that opens no stream after the first registration."""
 
     def __init__(self, sockets: Path) -> None:
         self._sockets = sockets
@@ -484,7 +484,7 @@ def test_fewer_devices_than_expected_are_reported_and_so_is_their_return(root: P
 
 
 def examined(root: Path, **checks: object) -> config_settings.Settings:
-    """Say to examine a link to /dev/null often."""
+    """Return settings that check a link to /dev/null often."""
     (root / "one").symlink_to("/dev/null")
     rule = resources.Resource(
         name=FUSE,
@@ -523,7 +523,7 @@ def pipes() -> int:
     """Count the pipes that this process has open."""
     events = 0
     for link in [*Path("/proc/self/fd").iterdir()]:
-        # gRPC's threads close theirs meanwhile, and the listing's own is gone
+        # gRPC's threads close pipes meanwhile, and the descriptor of the listing is closed
         with contextlib.suppress(FileNotFoundError):
             events += str(link.readlink()).startswith("pipe:")
     return events
@@ -547,7 +547,7 @@ def test_a_check_command_that_leaves_a_daemon_behind_has_ended_and_leaks_no_desc
             assert bad.reason == f"{root / 'one'}: /bin/sh ended with 3: worn"
             (root / "well").touch()
             await published.until_health(Health.HEALTHY)
-            # one that looks just now has its own
+            # a check that runs at this moment has its own pipes
             assert pipes() <= before + 2
 
     run(story)
@@ -695,7 +695,7 @@ def test_a_device_that_is_gone_is_advertised_so_before_its_allocation_fails(root
 
 
 def explained(root: Path) -> config_settings.Settings:
-    """Say to advertise a resource with a CDI spec."""
+    """Return settings that advertise a resource with a CDI spec."""
     resource = msgspec.structs.replace(fuse(root).resources[0], cdi=True)
     return config_settings.Settings(
         kubelet=config_settings.Kubelet(directory=str(root)),
@@ -812,7 +812,7 @@ def arbitrary_ids(chance: random.Random, device_id: str) -> list[str]:
 
 
 def says(answer: object) -> int | str:
-    """Return for how many containers it answers, or the code of the refusal."""
+    """Return the number of containers in an answer, or the status code of an error."""
     if isinstance(answer, grpc.aio.AioRpcError):
         return answer.code().name
     assert isinstance(answer, dp.AllocateResponse)

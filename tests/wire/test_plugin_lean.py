@@ -1,4 +1,4 @@
-"""The plugin loads no package that it does not use, and no TLS before it is wanted."""
+"""The plugin loads no package that it does not use, and no TLS before it is needed."""
 
 import ast
 import importlib.util

@@ -1,4 +1,4 @@
-"""What follows from the answers of the podresources socket, and from no answer."""
+"""The poller of the podresources socket: answers, errors, and no answer."""
 
 import asyncio
 import contextlib
@@ -20,7 +20,7 @@ HELD = podresources.Listing(holders={("a.com/x", "0"): "default/pod"}, allocatab
 
 
 class Kubelet:
-    """Answers as configured."""
+    """A stand-in for the podresources service of a kubelet."""
 
     def __init__(self) -> None:
         self.refuses: grpc.StatusCode | None = None

@@ -25,7 +25,7 @@ def root() -> Iterator[Path]:
 
 
 def written(**counts: int) -> bytes:
-    """Return settings with a resource for each name, of so many ids."""
+    """Return settings with a resource for each name, with this number of ids."""
     resources = [
         {
             "name": f"a.example/{name}",
@@ -38,7 +38,7 @@ def written(**counts: int) -> bytes:
 
 
 def mounted(root: Path, content: bytes) -> Path:
-    """Write what a pod sees of a ConfigMap: the file is a link, and an update swaps another."""
+    """Write the file as from a ConfigMap: a link through another, which an update replaces."""
     folder = root / "settings"
     data = Path(tempfile.mkdtemp(dir=folder, prefix="..data-"))
     (data / "plugin.yaml").write_bytes(content)
@@ -220,7 +220,7 @@ def test_a_second_plugin_of_another_name_waits_for_the_end_of_the_first(root: Pa
 def test_check_prints_the_configuration_of_this_node_and_refuses_what_the_start_refuses(
     root: Path,
 ) -> None:
-    """It has the node's own rules, by NODE_NAME, and no other node's."""
+    """It prints the rules of this node, found by NODE_NAME, and not those of other nodes."""
 
     async def checked(file: Path, **environment: str) -> tuple[int | None, str, str]:
         async with plugin_process.plugin(root, file, "--check", **environment) as process:

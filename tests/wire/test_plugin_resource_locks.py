@@ -121,7 +121,7 @@ def test_a_change_to_a_resource_that_another_plugin_serves_waits_and_takes_over(
             assert entry["owner"] == f"{socket.gethostname()}, process {first.process.pid}"
             code, body = await second.asked("/readyz")
             assert code == 503
-            # the other resource may yet wait for its first self-probe
+            # the other resource may still wait for its first self-probe
             assert f"{ONE}: another plugin on this node serves it ({entry['owner']}), for " in body
             served = kubelet.state().resources[ONE]
             assert (served.registered, served.streams_open, served.allocatable) == (1, 1, 1)

@@ -1,4 +1,4 @@
-"""GPUs that exist only here."""
+"""Simulated GPUs: the script of faults, and the interval of polls."""
 
 import asyncio
 import contextlib

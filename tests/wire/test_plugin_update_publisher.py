@@ -16,10 +16,10 @@ AT = datetime(2026, 11, 1, tzinfo=UTC)
 
 
 class Slow(resource_manager.ResourcePlugins):
-    """Lives with a kubelet that takes a list when it `may`."""
+    """Resource plugins that wait for `may` each time they advertise lists to the kubelet."""
 
     def __init__(self, root: Path, devices: inventory.Inventory) -> None:
-        # without devices there is no life that would be driven, or heard
+        # without devices, neither the runner nor the observer is used
         super().__init__(
             root,
             devices,

@@ -1,4 +1,4 @@
-"""Plugins that muster does not run are watched: with a kubelet, and harmed in every way."""
+"""The watch of plugins that muster does not run, with a kubelet and every kind of failure."""
 
 import asyncio
 import collections
@@ -42,7 +42,7 @@ def root() -> Iterator[Path]:
 
 
 class Watch:
-    """A watcher with short times, and what it publishes."""
+    """A watcher with short intervals, and the events that it publishes."""
 
     def __init__(self, root: Path, **section: object) -> None:
         chosen = msgspec.convert(
@@ -63,7 +63,7 @@ class Watch:
         )
 
     async def becomes(self, expected: vocabulary.Watched) -> None:
-        """Wait until this is published of a plugin; everything else of it is kept in `seen`."""
+        """Wait until this observation is published; keep all that were published in `seen`."""
         self.seen: list[vocabulary.Watched] = []
         try:
             async with asyncio.timeout(20):
@@ -103,7 +103,7 @@ def play(root: Path, story: Callable[[stand_in.Kubelet], Awaitable[None]]) -> No
 
 @contextlib.asynccontextmanager
 async def gpus(kubelet: stand_in.Kubelet) -> AsyncIterator[kubelets.Program]:
-    """Run a plugin with 8 GPUs, which the kubelet's checkpoint holds."""
+    """Run a plugin with 8 GPUs; yield it once they are allocatable."""
     root = kubelet.plugins_directory.parent
     async with foreign_plugin.running(root, SOCKET, GPU, 8) as program:
         await plugin_process.until_allocatable(kubelet, GPU, 8)
@@ -114,7 +114,7 @@ async def gpus(kubelet: stand_in.Kubelet) -> AsyncIterator[kubelets.Program]:
 async def watched_gpus(
     kubelet: stand_in.Kubelet,
 ) -> AsyncIterator[tuple[kubelets.Program, Watch]]:
-    """Watch such a plugin, which is well."""
+    """Run and watch a plugin with 8 GPUs; yield both once it is observed without a problem."""
     async with gpus(kubelet) as program, watching(kubelet.plugins_directory.parent) as watch:
         await watch.becomes(of(program))
         yield program, watch

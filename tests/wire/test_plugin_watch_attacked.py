@@ -25,7 +25,7 @@ LEARNED = expectation.encode(expectation.Memory(expected={"a.com/x": 1}))
 
 @pytest.fixture
 def root() -> Iterator[Path]:
-    """A kubelet's directory; its path is short, as sockets need."""
+    """Yield a kubelet's directory, whose path is short enough for sockets."""
     path = Path(tempfile.mkdtemp(prefix="mu-"))
     (path / "device-plugins").mkdir()
     (path / "plugins_registry").mkdir()
@@ -78,7 +78,7 @@ def test_a_file_of_another_kind_in_the_place_of_what_is_learned_is_an_error(
 
 
 def answer(message: bytes = b"") -> bytes:
-    """Return the frames of an answer: settings, and a message in data that end the stream."""
+    """Return the HTTP/2 frames of an answer: settings, headers, a message, and trailing headers."""
     frame = unary_call._frame
     body = b"\0" + len(message).to_bytes(4) + message
     return (
@@ -88,7 +88,7 @@ def answer(message: bytes = b"") -> bytes:
 
 @contextlib.asynccontextmanager
 async def serving(path: Path, answer: bytes) -> AsyncIterator[list[int]]:
-    """Serve a socket that gives this answer; yields a list with an entry for each connection."""
+    """Serve a socket that gives this answer; yield a list with an entry for each connection."""
     connections: list[int] = []
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -1,4 +1,4 @@
-"""Whatever is in the kubelet's directory: the watch is bounded, says so once, and stays right."""
+"""The watch is bounded and correct, whatever is in the kubelet's directory."""
 
 import asyncio
 import contextlib
@@ -41,7 +41,7 @@ def root() -> Iterator[Path]:
 
 @contextlib.asynccontextmanager
 async def serving(path: Path, serve: Serve) -> AsyncIterator[list[int]]:
-    """Serve a socket; yield an entry for each connection."""
+    """Serve a socket; yield a list with an entry for each connection."""
     sent: list[int] = []
     connections: list[asyncio.Task[None]] = []
 
@@ -50,7 +50,7 @@ async def serving(path: Path, serve: Serve) -> AsyncIterator[list[int]]:
         task = asyncio.current_task()
         assert task is not None
         connections.append(task)
-        # a cancelled task would be a failure of the server
+        # asyncio would report a cancelled task as a failure of the server
         with contextlib.suppress(OSError, asyncio.CancelledError):
             await serve(reader, writer)
         with contextlib.suppress(OSError, asyncio.CancelledError):
@@ -70,7 +70,7 @@ async def serving(path: Path, serve: Serve) -> AsyncIterator[list[int]]:
 async def probed(
     root: Path, timeout_s: float = TIMEOUT_S, problems: list[str] | None = None
 ) -> observation.Probed:
-    """Scan, and probe the only socket; without `problems` to fill there must be none."""
+    """Scan, and probe the only socket; without `problems`, there must be no problem."""
     results: list[observation.Probed] = []
     noted: list[str] = []
     watch = processes.ProcessWatch(lambda _: None)

@@ -44,7 +44,7 @@ def root() -> Iterator[Path]:
 
 
 class Registry:
-    """The model, fed by scans and probes of the registry at times of the test's choice."""
+    """The model, with scans and probes of the registry at times that a test chooses."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -66,7 +66,7 @@ class Registry:
         )
 
     async def watched(self, *, after_s: float = 0.0) -> list[tuple[str, str, Finding, str]]:
-        """Observe everything, and again after this time; return what is known then."""
+        """Observe everything, and again after `after_s`; return what is known then."""
         for wait_s in (0.0, 1.0, after_s, 5.0):
             self._now += wait_s
             scanned = socket_files.scan(self._root)

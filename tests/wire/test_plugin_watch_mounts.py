@@ -26,7 +26,7 @@ def root() -> Iterator[Path]:
 
 
 def mounted(node: Path, inside: Path) -> None:
-    """Mount a node's directories of the kubelet as the overlay does; as the runtime, in order."""
+    """Mount the kubelet's directories of a node as the overlay does, in the order of a runtime."""
     (container,) = manifests.pods("watch")["muster-plugin"]["containers"]
     for mount in sorted(container["volumeMounts"], key=lambda each: str(each["mountPath"])):
         path = Path(mount["mountPath"])

@@ -1,4 +1,4 @@
-"""What the kernel says of a process that serves a socket: it waits, is stopped, or goes on."""
+"""The state of a process that serves a socket: waiting in the kernel, stopped, or running."""
 
 import asyncio
 import os
@@ -61,7 +61,7 @@ def test_a_process_that_waits_in_the_kernel_is_named_where_it_does_not_answer(ro
                     await asyncio.sleep(0.005)
             return await probed(root)
         finally:
-            # lets the child go on
+            # let the child continue
             writer = os.open(pipe, os.O_RDWR)
             await process.wait()
             os.close(writer)

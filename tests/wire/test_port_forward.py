@@ -27,7 +27,7 @@ async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
 
 
 async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Send much at once, and close."""
+    """Send a long answer at once, and close the connection."""
     writer.write(LONG)
     writer.close()
 
@@ -36,7 +36,7 @@ async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
 async def world(
     tmp_path: Path, serve: Serve, *, user: str = ""
 ) -> AsyncIterator[tuple[kubernetes.KubernetesApi, kubernetes_api.Api]]:
-    """Give a stand-in with a pod whose port is served, and its client."""
+    """Yield a stand-in with a pod whose port is served, and a client of the stand-in."""
     config = tmp_path / "kubeconfig"
     async with asyncio.timeout(30), kubernetes.KubernetesApi() as stand_in:
         stand_in.write_kubeconfig(config, token=user)

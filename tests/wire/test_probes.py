@@ -16,7 +16,7 @@ Story = Callable[["Served"], Awaitable[None]]
 
 
 class Served:
-    """A server of probes with a private registry; `wrong` is what its probes find wrong."""
+    """A server of probes with a private registry; `wrong` is the problem that makes it unready."""
 
     def __init__(self) -> None:
         self.wrong: str | None = None
@@ -168,7 +168,7 @@ async def opened(served: Served, count: int, sent: Sequence[bytes]) -> AsyncIter
 
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever waits for a slow client's time to end waits for ever."""
+    """Raise the timeout for slow clients, so that a test that waits for it never ends."""
     monkeypatch.setattr(probes, "_REQUEST_TIMEOUT_S", 3600)
 
 

@@ -1,4 +1,4 @@
-"""The commands of the runbooks run as they are written; the cluster is our stand-in."""
+"""The commands of the runbooks run as they are written; the cluster is a stand-in."""
 
 import asyncio
 import contextlib
@@ -25,14 +25,14 @@ EVENT: Final = vocabulary.PluginStopping(
 )
 DEAD_LETTER: Final = "muster.dlq.notification.ops.0123.4567"
 RUN: Final = manifests.ROOT / "tests/golden/runbook_commands.txt"
-"""What is run, sorted."""
+"""The commands that are run, sorted."""
 BLOCKS_NOT_RUN: Final = {
     "on the node": 43,
     "it prints nothing on a node without a plugin": 1,
     "needs metrics-server": 3,
     "only with the components fuse-nri and fuse-dra": 2,
 }
-"""How many commands of blocks cannot run here, by the reason that the page gives."""
+"""The number of commands in blocks that cannot run here, by the reason that the page gives."""
 SENTENCES_NOT_RUN: Final = {
     "kubectl -n muster rollout undo daemonset/muster-plugin": "the stand-in has no revisions",
     "kubectl -n NAMESPACE delete pod NAME": "the pod is the reader's",
@@ -64,7 +64,7 @@ def test_what_cannot_run_here_says_why_and_has_valid_options() -> None:
     assert Counter(line.why for line in blocks) == BLOCKS_NOT_RUN
     assert {line.text for line in runbook_commands.inline()} >= SENTENCES_NOT_RUN.keys()
     commands = {line.text for line in blocks} | SENTENCES_NOT_RUN.keys()
-    # kubectl refuses an unknown option although it is asked for help
+    # kubectl refuses unknown options even with --help
     asked = [
         " --help -- ".join(command.split(" -- ")) if " -- " in command else f"{command} --help"
         for command in (each.partition(" |")[0] for each in commands)
@@ -97,11 +97,11 @@ muster() {
     return "$code"
 }
 """
-"""Starts one process for all commands `muster`: each would need most of its time for imports."""
+"""Runs all `muster` commands by one process, as each would need most of its time for imports."""
 
 
 async def problems(world: World, lines: tuple[str, ...], where: Path) -> str:
-    """Run lines in one shell; return what those said that failed."""
+    """Run lines in one shell; return the output of those that failed."""
     script = "".join(
         f"{line}\n"
         if runbook_commands.Line("", line).variable
@@ -154,7 +154,7 @@ async def cluster(where: Path) -> AsyncIterator[World]:
 
 
 async def start(world: World, workload: dict[str, Any]) -> None:
-    """Create a pod of a workload on the node, and say that the workload is complete."""
+    """Create a pod of a workload on the node, and set the status of the workload to complete."""
     name, template = workload["metadata"]["name"], workload["spec"]["template"]
     if workload["kind"] == "DaemonSet":
         path = f"/apis/apps/v1/namespaces/muster/daemonsets/{name}/status"

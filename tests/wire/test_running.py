@@ -1,4 +1,4 @@
-"""What `muster up` records of itself: which processes it runs, and whose directories it removes."""
+"""The records of `muster up`: the processes that it runs, and the directories that it removes."""
 
 import contextlib
 import os
@@ -124,7 +124,7 @@ def test_the_newest_stack_is_that_which_was_started_last() -> None:
     second, second_lock = running.claim()
     os.utime(first / "lock", (1, 1))
     recorded(second)
-    # a program of the older stack has ended
+    # as after the end of a program of the older stack
     recorded(first)
     assert [stack.directory for stack in running.here()] == [str(second), str(first)]
     os.close(first_lock)
@@ -193,7 +193,7 @@ def are_free(first: int, count: int) -> bool:
 
 
 def test_a_port_that_is_taken_is_named_before_anything_starts(tmp_path: Path) -> None:
-    # below the ports that other processes get without asking for one
+    # below the range from which the kernel assigns ports
     first = 20_000 + os.getpid() % 1000 * 10
     with socket.socket() as taken:
         port = next(port for port in range(first, first + 10_000, 10) if are_free(port, 10))

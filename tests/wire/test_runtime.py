@@ -15,7 +15,7 @@ from muster.service import runtime
 
 @dataclass
 class Notebook:
-    """A machine that writes down when it was asked what; due at each of `deadlines`, once."""
+    """A machine with `answers` actions for each event, which is due once at each of `deadlines`."""
 
     deadlines: list[float] = field(default_factory=list)
     answers: int = 1
@@ -43,7 +43,7 @@ def delivery(name: str, done: list[str]) -> runtime.Delivery[str]:
 async def driven_until(
     machine: Notebook, inbox: asyncio.Queue[runtime.Delivery[str]], done: list[str], length: int
 ) -> list[str]:
-    """Drive until `done` has `length` entries; return these."""
+    """Drive a machine until `done` has `length` entries; return these."""
     enough = asyncio.Event()
 
     async def act(out: str) -> None:
@@ -146,7 +146,7 @@ def test_an_input_whose_action_fails_is_not_acknowledged() -> None:
 
 def test_a_deadline_wakes_a_machine_without_input() -> None:
     async def story() -> list[str]:
-        # which checks that it is not called before its deadline
+        # the machine checks that it is not called before its deadline
         machine = Notebook(deadlines=[asyncio.get_running_loop().time() + 0.02])
         return await driven_until(machine, asyncio.Queue(), [], 1)
 

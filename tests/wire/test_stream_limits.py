@@ -196,7 +196,7 @@ def test_a_service_that_fills_its_stream_removes_nothing_of_others(tmp_path: Pat
 
 
 def test_an_upgrade_gives_labels_and_notifications_streams_of_their_own(tmp_path: Path) -> None:
-    """Health updates the stream of the version before, in which they were with the alerts."""
+    """Health updates the stream of the earlier version, in which they were with the alerts."""
     earlier = ["verdict", "alert", "label", "notification", "sys"]
 
     async def story(server: local.NatsServer) -> None:
@@ -225,7 +225,7 @@ def test_an_upgrade_gives_labels_and_notifications_streams_of_their_own(tmp_path
 
 
 def test_an_upgrade_keeps_the_inventories_that_earlier_plugins_published(tmp_path: Path) -> None:
-    """Health updates the stream of the version before, whose inventories were events."""
+    """Health updates the stream of the earlier version, which stored inventories as events."""
     subject = "muster.event.{}.device-plugin.inventory.reported"
 
     async def story(server: local.NatsServer) -> None:
@@ -243,9 +243,9 @@ def test_an_upgrade_keeps_the_inventories_that_earlier_plugins_published(tmp_pat
                     await publishing.publish(subject.format(node), payload)
                 health = bus.Bus(server.url, producer="services/health", name="h", owner=True)
                 async with health:
-                    # it updates the streams before it uses them
+                    # health updates the streams before it uses them
                     await health.link.client()
-                    # a node that is not upgraded yet goes on
+                    # a node that is not upgraded yet continues to publish
                     _, payload, _ = earlier._encoded(inventory("node-c"), 2, None)
                     await publishing.publish(subject.format("node-c"), payload)
                     await earlier.publish(inventory("node-a", 4))

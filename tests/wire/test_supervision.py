@@ -1,4 +1,4 @@
-"""`muster up` restarts what has ended: soon if it can work again, and it says what the error is."""
+"""`muster up` restarts programs that end, soon if that may help, and shows their errors."""
 
 import asyncio
 import contextlib
@@ -24,7 +24,7 @@ time.sleep(600)
 
 
 class Supervised:
-    """A program that works if its settings say so, and what is shown about it."""
+    """A program that works if its settings say so, and the lines that are shown about it."""
 
     def __init__(self, directory: Path) -> None:
         self.settings = directory / "settings"
@@ -57,7 +57,7 @@ class Supervised:
             self._is_shown.notify_all()
 
     async def shown(self, count: int) -> list[str]:
-        """Return the lines once there are so many."""
+        """Return the lines once there are `count`."""
         async with asyncio.timeout(30), self._is_shown:
             await self._is_shown.wait_for(lambda: len(self._shown) >= count)
         return self._shown
@@ -83,7 +83,7 @@ def test_refused_settings_are_shown_and_a_change_of_the_file_is_tried_at_once(
             made.settings.write_text("receiver slack: /etc/slack: No such file or directory")
             made.process.signal(signal.SIGKILL)
             refused = "notifier ended with 2: receiver slack: /etc/slack: No such file or directory"
-            # the file is another one than that which the program has read
+            # the file has changed since the program read it
             assert await made.shown(2) == [
                 "notifier ended with -9; restarting in 1 s",
                 f"{refused}; restarting in 1 s",

@@ -1,4 +1,4 @@
-"""The workflows for a public forge are pinned and have few permissions; linters check the rest."""
+"""The workflows pin their actions and have few permissions; linters check the rest."""
 
 import re
 import shutil

@@ -1,4 +1,4 @@
-"""Our ValidatingAdmissionPolicy, asked as the API server asks it; CEL by its own C++ runtime."""
+"""The ValidatingAdmissionPolicies of k8s/base, evaluated with the C++ runtime of CEL."""
 
 import functools
 import pathlib
@@ -24,16 +24,19 @@ def denied(
     user: str = LABELER,
     manager: str | None = model.FIELD_MANAGER,
 ) -> list[str]:
-    """Return what the policy says against a change, in its messages; nothing if it may be."""
+    """Return the messages with which the policy for nodes denies a change; empty if it does not.
+
+    `old` is None when a node is created, `new` when it is deleted.
+    """
     policy = next(yaml.safe_load_all(FILE.read_text()))["spec"]
     options = {} if manager is None else {"fieldManager": manager}
     request = {"operation": operation, "userInfo": {"username": user}, "options": options}
-    # what is empty is left out
+    # the API server omits it when it is empty
     request |= {"subResource": subresource} if subresource else {}
     known: dict[str, Any] = {"request": request, "object": new, "oldObject": old}
     if not all(_value(rule["expression"], known) for rule in policy["matchConditions"]):
         return []
-    # the API server works them out when they are asked for: never for what was refused before
+    # the API server evaluates variables lazily: a create or delete is refused without them
     variables = policy["variables"] if old is not None and new is not None else []
     return refused(policy["validations"], known, variables=variables)
 
@@ -45,9 +48,9 @@ def denied_object(
     user: str = LABELER,
     policy: dict[str, Any] | None = None,
 ) -> list[str]:
-    """Return what the policy for other objects than nodes says against a new or changed one.
+    """Return the messages with which the policy for objects other than nodes denies a change.
 
-    `policy` is the one of the base by default.
+    `old` is None when the object is created. `policy` defaults to the one of k8s/base.
     """
     if policy is None:
         policy = next(
@@ -68,7 +71,7 @@ def denied_object(
 def refused(
     rules: list[dict[str, str]], known: dict[str, Any], *, variables: list[dict[str, str]]
 ) -> list[str]:
-    """Return the messages of the rules that do not hold for what is known."""
+    """Return the messages of the rules that are false for these values."""
     known["variables"] = {}
     for variable in variables:
         known["variables"][variable["name"]] = _value(variable["expression"], known)
@@ -77,7 +80,7 @@ def refused(
 
 def _value(expression: str, known: dict[str, Any]) -> Any:
     value = _compiled(expression).eval(data=known)
-    # failurePolicy Fail: what cannot be told is refused
+    # with failurePolicy Fail, an error denies the request
     assert value.type() != cel.Type.ERROR, f"{expression}: {value.value()}"
     return value.plain_value()
 

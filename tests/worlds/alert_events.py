@@ -1,4 +1,4 @@
-"""Events about alerts, for tests of what shows them."""
+"""Events about alerts, for tests of the programs that show them."""
 
 from datetime import datetime, timedelta
 
@@ -24,7 +24,7 @@ def event(data: vocabulary.Event, number: int = 1) -> codec.CloudEvent:
 def changed(
     number: int, at: datetime, *, node: str = "node-a", resolved: bool = False
 ) -> vocabulary.AlertChanged:
-    """Return an alert that fires, or is resolved, at a time."""
+    """Return the event of an alert that fires, or is resolved, at this time."""
     return vocabulary.AlertChanged(
         node=node,
         at=at,

@@ -1,4 +1,4 @@
-"""Who may do what at the Kubernetes API, as a table; and who would say so without a server."""
+"""The rights of muster's accounts at the Kubernetes API, and an evaluation of RBAC for them."""
 
 import dataclasses
 from collections.abc import Iterable, Iterator
@@ -14,7 +14,10 @@ _GROUPS: Final = (_OF_ACCOUNTS, f"{_OF_ACCOUNTS}:muster", "system:authenticated"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Question:
-    """May `account` do this? `what` is `resource`, `resource/name` or `resource:subresource`."""
+    """The question whether an account has a right.
+
+    `what` is `resource`, `resource/name` or `resource:subresource`.
+    """
 
     account: str
     verb: str
@@ -23,16 +26,16 @@ class Question:
 
     @property
     def resource(self) -> str:
-        """The resource, with its subresource as a Role has it."""
+        """The resource, with its subresource, as in a Role."""
         return self.what.partition("/")[0].replace(":", "/")
 
     @property
     def name(self) -> str:
-        """The name of the one object that is meant; empty for any."""
+        """The name of the object; empty for any."""
         return self.what.partition("/")[2]
 
     def review(self) -> dict[str, Any]:
-        """Return the object by which the API server is asked."""
+        """Return the SubjectAccessReview for this question."""
         where, _, sub = self.what.partition("/")[0].partition(":")
         resource, _, group = where.partition(".")
         attributes = {"verb": self.verb, "group": group, "resource": resource, "subresource": sub}
@@ -66,7 +69,7 @@ def _may() -> Iterator[Question]:
 
 
 MAY: Final = tuple(_may())
-"""All that anybody of muster's may do."""
+"""The rights that muster's accounts have."""
 
 
 MAY_WATCH: Final = (
@@ -76,7 +79,7 @@ MAY_WATCH: Final = (
     Question("health", "list", "resourceclaims.resource.k8s.io"),
     Question("health", "list", "deviceclasses.resource.k8s.io"),
 )
-"""What the overlay `watch` adds to that."""
+"""The rights that the overlay `watch` adds."""
 
 
 def _may_not() -> Iterator[Question]:
@@ -111,11 +114,14 @@ def _may_not() -> Iterator[Question]:
 
 
 MAY_NOT: Final = tuple(_may_not())
-"""What must be refused, whoever of muster asks."""
+"""The rights that muster's accounts must not have."""
 
 
 def allows(objects: Iterable[manifests.Object], asked: Question) -> bool:
-    """Say what RBAC says of these objects (k8s.io/component-helpers/auth/rbac/validation)."""
+    """Return whether the roles and bindings among these objects grant a right.
+
+    It follows k8s.io/component-helpers/auth/rbac/validation, but ignores bindings to groups.
+    """
     manifests = list(objects)
     subject = {
         "kind": "ServiceAccount",

@@ -1,7 +1,7 @@
-"""Statements about a Kubernetes API, each held against the stand-in and against a real server.
+"""Statements about a Kubernetes API, each checked with the stand-in and with a real server.
 
-A statement is an async function that gets an `Api`; `@statement` makes a test of it. Each works on
-objects of its own, which are removed afterwards.
+A statement is an async function that gets an `Api`; `@statement` turns it into a test. Each
+statement works on objects of its own, which are removed afterwards.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ STAND_IN_CANNOT: Final = {
     "test_a_lease_lasts_more_than_no_time": "it has no schema",
     "test_a_token_is_issued_and_says_whose_it_is": "it has no accounts",
 }
-"""Statements that do not hold for the stand-in, and why; one that holds after all fails."""
+"""Statements that do not hold for the stand-in, and why; if one does hold, its test fails."""
 
 NODES: Final = "/api/v1/nodes"
 DEFAULT: Final = "/api/v1/namespaces/default"
@@ -41,7 +41,7 @@ Said = tuple[int, Object]
 
 
 class Api:
-    """The API of one statement, as its administrator or as somebody else."""
+    """The API for one statement, used as an administrator."""
 
     def __init__(
         self, kind: str, kubeconfig: str, stand_in: kubernetes.KubernetesApi | None
@@ -67,7 +67,7 @@ class Api:
         content: str = kubernetes_api.JSON,
         **query: str,
     ) -> Said:
-        """Send a request; return its status and the object, or the text, that came back."""
+        """Send a request; return the status and the object, or the text, of the answer."""
         return await sent(self._api, verb, path, body, content, **query)
 
     async def good(
@@ -78,7 +78,7 @@ class Api:
         content: str = kubernetes_api.JSON,
         **query: str,
     ) -> Object:
-        """Send what must succeed; return the object."""
+        """Send a request that must succeed; return the object."""
         status, answer = await self.ask(verb, path, body, content, **query)
         assert status in {200, 201}, (status, answer)
         return answer
@@ -91,7 +91,10 @@ class Api:
         content: str = kubernetes_api.JSON,
         **query: str,
     ) -> tuple[int, str, str]:
-        """Send what must be refused; return status, reason and message, without our names."""
+        """Send a request that must be refused; return status, reason and message.
+
+        In the message, NAME replaces the name of the statement's objects.
+        """
         status, answer = await self.ask(verb, path, body, content, **query)
         assert status >= 400, answer
         if answer.get("kind") == "Status":
@@ -100,7 +103,7 @@ class Api:
         return status, answer.get("reason", ""), message
 
     async def make(self, path: str, made: Mapping[str, Any], **query: str) -> Object:
-        """Create an object that goes with the statement."""
+        """Create an object that is removed when the statement ends."""
         created = await self.good("POST", path, made, **query)
         self.goes(f"{path}/{created['metadata']['name']}")
         return created
@@ -122,7 +125,7 @@ class Api:
 
     def goes(self, path: str) -> None:
         """Remove an object when the statement ends."""
-        # a pod would have 30 s
+        # the default of a pod is 30 s
         options = {"gracePeriodSeconds": 0}
         self._open.push_async_callback(self.ask, "DELETE", path, options)
 
@@ -134,7 +137,7 @@ class Api:
         *,
         force: bool = False,
     ) -> Said:
-        """Apply to a node or a ConfigMap."""
+        """Apply a node or a ConfigMap (server-side apply); return the status and the answer."""
         kind = "Node" if path.startswith(NODES) else "ConfigMap"
         metadata = {"name": self.name, **wanted.get("metadata", {})}
         body = {"apiVersion": "v1", "kind": kind, **wanted, "metadata": metadata}
@@ -144,7 +147,7 @@ class Api:
     async def patch(
         self, path: str, patch: object, manager: str = "editor", content: str = STRATEGIC
     ) -> Object:
-        """Patch an object as a manager; a strategic merge unless said otherwise."""
+        """Patch an object as a field manager; by default with a strategic merge patch."""
         return await self.good("PATCH", path, patch, content, fieldManager=manager)
 
     async def watch(self, path: str, *, seconds: int = 3, **query: str) -> list[Object]:
@@ -154,7 +157,7 @@ class Api:
         return [json.loads(line) async for line in events if line]
 
     async def viewer(self) -> kubernetes_api.Api:
-        """Return the API as somebody sees it who may read ConfigMaps, no nodes and no pods."""
+        """Return the API for a user who may read ConfigMaps, but no nodes and no pods."""
         file = Path(await self._open.enter_async_context(_folder())) / "viewer"
         if self._stand_in is not None:
             self._stand_in.write_kubeconfig(file, token=self.name)
@@ -165,7 +168,7 @@ class Api:
         return await self._open.enter_async_context(await self._opened(str(file)))
 
     async def token(self, **spec: object) -> Object:
-        """Ask for a token of a new ServiceAccount; return the status of the request."""
+        """Request a token for a new ServiceAccount; return the status of the TokenRequest."""
         await self.make(f"{DEFAULT}/serviceaccounts", {"metadata": {"name": self.name}})
         body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": spec}
         answer = await self.good("POST", f"{DEFAULT}/serviceaccounts/{self.name}/token", body)
@@ -173,7 +176,7 @@ class Api:
         return status
 
     def kubeconfig(self, token: str) -> Object:
-        """Return the kubeconfig of whoever has a token."""
+        """Return a kubeconfig with this token."""
         config: Object = yaml.safe_load(Path(self._kubeconfig).read_text())
         config["users"] = [{"name": "user", "user": {"token": token}}]
         for context in config["contexts"]:
@@ -181,7 +184,7 @@ class Api:
         return config
 
     async def of(self, token: str) -> kubernetes_api.Api:
-        """Return the API as whoever has a token sees it."""
+        """Return the API for a user with this token."""
         file = Path(await self._open.enter_async_context(_folder())) / "kubeconfig"
         file.write_text(json.dumps(self.kubeconfig(token)))
         return await self._open.enter_async_context(await self._opened(str(file)))
@@ -202,7 +205,7 @@ class Api:
 
 
 def owners(shown: Object) -> dict[str, Object]:
-    """Return who owns which fields: by manager, kind of write and subresource."""
+    """Return the owned fields by manager, operation and subresource."""
     return {
         " ".join(
             filter(None, (entry["manager"], entry["operation"], entry.get("subresource")))
@@ -231,7 +234,7 @@ async def sent(
     content: str = kubernetes_api.JSON,
     **query: str,
 ) -> Said:
-    """Send a request as somebody; return its status and the object, or the text, of the answer."""
+    """Send a request; return the status and the object, or the text, of the answer."""
     answer = await api.request(verb, path, body=body, content=content, query=query, timeout_s=10)
     try:
         return answer.status, json.loads(answer.body)
@@ -240,7 +243,7 @@ async def sent(
 
 
 async def until(what: str, read: Callable[[], Awaitable[Any]]) -> Any:
-    """Read again and again until it is true; return that."""
+    """Call `read` until its result is true; return the result."""
     try:
         async with asyncio.timeout(BOUND_S):
             while not (value := await read()):
@@ -254,7 +257,7 @@ Statement = Callable[[Api], Awaitable[None]]
 
 
 def statement(story: Statement) -> Any:
-    """Make a test of a statement."""
+    """Return a test of a statement."""
 
     def test(kind: str, request: pytest.FixtureRequest) -> None:
         if kind == "stand-in" and story.__name__ in STAND_IN_CANNOT:

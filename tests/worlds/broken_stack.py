@@ -1,4 +1,4 @@
-"""A `muster up` whose parts `muster break` breaks."""
+"""A running `muster up`, for tests of `muster break`."""
 
 import json
 import os
@@ -19,7 +19,7 @@ NODES: Final = ("node-a", "node-b", "node-c")
 
 
 class Stack:
-    """A `muster up` of three nodes with two GPUs each, and the commands beside it."""
+    """A `muster up` of three nodes with two GPUs each, and commands that act on it."""
 
     def __init__(self, temporary: Path) -> None:
         self.environment: Mapping[str, str] = {
@@ -36,7 +36,7 @@ class Stack:
         self.until(lambda: self.verdicts() == dict.fromkeys(NODES, "HEALTHY"))
 
     def record(self) -> dict[str, Any]:
-        """Return what is recorded of the stack; no program if there is nothing yet."""
+        """Return the record of the stack; without programs if there is none yet."""
         for record in self._temporary.glob(f"muster-*/{running.RECORD}"):
             return dict(json.loads(record.read_bytes()))
         return {"programs": []}
@@ -47,7 +47,7 @@ class Stack:
         return dict(next(named, {}))
 
     def state(self, name: str, path: str) -> Any:
-        """Return what a program says of itself, or None."""
+        """Return what a program answers at an HTTP path, or None without a valid answer."""
         http = self.program(name).get("http")
         try:
             with urllib.request.urlopen(f"{http}{path}", timeout=5) as answer:  # noqa: S310  # ours
@@ -67,7 +67,7 @@ class Stack:
         return gpus
 
     def until(self, holds: Callable[[], object]) -> None:
-        """Wait until something holds."""
+        """Wait until a condition holds."""
         end = time.monotonic() + _LIMIT_S
         while not holds():
             assert self.process.poll() is None, "muster up has ended"
@@ -81,6 +81,6 @@ class Stack:
         return printed
 
     def end(self) -> None:
-        """End it."""
+        """End `muster up`."""
         self.process.terminate()
         self.process.wait(_LIMIT_S)

@@ -51,7 +51,7 @@ SUBJECTS = st.one_of(
         lambda drawn: ".".join(["muster", drawn[0], drawn[1], *drawn[2]])
     ),
 )
-"""Subjects and filters, near those that mean something."""
+"""Subjects and filters, many of them similar to those in use."""
 
 WRITES = [
     *("$KV.muster_state.node-a.device-plugin", "$KV.muster_leader.health", "$KV.muster_silences.a"),
@@ -72,7 +72,7 @@ def may_publish(subject: str) -> bool:
 
 
 def may_subscribe(subject: str) -> bool:
-    """Return whether a plugin on node-a may subscribe, likewise."""
+    """Return whether a plugin on node-a may subscribe, independently of the configuration."""
     return subject.startswith(RECEIVED)
 
 
@@ -82,7 +82,7 @@ def is_filter(subject: str) -> bool:
 
 
 class Client:
-    """A client of nats-py alone, and what it was refused."""
+    """A plain client of nats-py, and the refusals that it received."""
 
     def __init__(self) -> None:
         self.raw = nats.aio.client.Client()
@@ -91,11 +91,11 @@ class Client:
     async def request(
         self, subject: str, payload: bytes, headers: dict[str, str] | None = None
     ) -> connection.Message:
-        """Return the answer; nats-py alone would wait for half a second only."""
+        """Send a request; return the answer (the default timeout of nats-py is 0.5 s)."""
         return await self.raw.request(subject, payload, timeout=30, headers=headers)
 
     async def flush(self) -> None:
-        """Return when the server has received all that was sent."""
+        """Wait until the server has received everything that was sent."""
         await nats_links.flushed(self.raw)
 
     async def note(self, error: Exception) -> None:
@@ -105,7 +105,10 @@ class Client:
 
 @contextlib.asynccontextmanager
 async def client(url: str, **options: Any) -> AsyncIterator[Client]:
-    """Connect, once; longer than nats-server waits for a gate."""
+    """Connect without retries, and yield the client.
+
+    The timeout is longer than the time that nats-server waits for the gate.
+    """
     made = Client()
     options = {"error_cb": made.note, "allow_reconnect": False, "connect_timeout": 10, **options}
     try:
@@ -119,7 +122,7 @@ async def client(url: str, **options: Any) -> AsyncIterator[Client]:
 
 
 async def until(holds: Callable[[], bool], *, limit_s: float = 30) -> None:
-    """Wait for what other tasks of this loop, or other processes, still have to do."""
+    """Wait until a condition holds; other tasks of this event loop run meanwhile."""
     async with asyncio.timeout(limit_s):
         while not holds():
             await asyncio.sleep(0.001)
@@ -128,7 +131,7 @@ async def until(holds: Callable[[], bool], *, limit_s: float = 30) -> None:
 async def check_limits(
     connect: Callable[[], contextlib.AbstractAsyncContextManager[Client]],
 ) -> None:
-    """Have two plugins on node-a reach each limit and exceed it: nats-server closes both."""
+    """Check that nats-server closes a plugin's connection that exceeds a limit, not one at it."""
     async with connect() as plugin:
         await plugin.raw.publish(OWN[0], b"x" * 65_536)
         await plugin.flush()
@@ -145,7 +148,10 @@ async def check_limits(
 
 
 async def check_publishing(subjects: Sequence[str], *, hearing: Client, plugin: Client) -> None:
-    """Have a plugin on node-a publish to every subject; `hearing` may subscribe to everything."""
+    """Check to which of these subjects a plugin on node-a can publish.
+
+    `hearing` is a client that may subscribe to everything.
+    """
     received: list[str] = []
     mark = uuid.uuid4().bytes
 
@@ -170,7 +176,10 @@ async def check_publishing(subjects: Sequence[str], *, hearing: Client, plugin: 
 
 
 async def check_subscribing(subjects: Sequence[str], *, speaker: Client, plugin: Client) -> None:
-    """Have a plugin on node-a listen to every subject; `speaker` may say everything."""
+    """Check to which of these subjects a plugin on node-a can subscribe.
+
+    `speaker` is a client that may publish to everything.
+    """
     received: list[str] = []
     # more would be too many subscriptions
     many = [s for s in subjects if may_subscribe(s)][12:]
@@ -196,9 +205,10 @@ async def check_subscribing(subjects: Sequence[str], *, speaker: Client, plugin:
 
 
 async def check_replies(*, hearing: Client, plugin: Client) -> None:
-    """Have a plugin on node-a ask for the acknowledgement of its events where it may not write.
+    """Check that acknowledgements of a plugin's events do not reach subjects forbidden to it.
 
-    The stream of events must be there; `hearing` may hear everything.
+    The plugin, on node-a, names such subjects as the reply subjects of its events. The stream of
+    events must exist; `hearing` is a client that may subscribe to everything.
     """
     targets = [*WRITES, "muster.outbox.x.y", "_INBOX.health.x"]
     targets += [f"muster.{kind}.node-b.p.x" for kind in ("event", "heartbeat", "rpc")]
@@ -213,9 +223,9 @@ async def check_replies(*, hearing: Client, plugin: Client) -> None:
         await plugin.raw.publish(
             "muster.event.node-a.device-plugin.device.added", b"{}", reply=target
         )
-    # the last is acknowledged last
+    # the last event is acknowledged last
     await plugin.raw.jetstream().publish("muster.event.node-a.device-plugin.device.added", b"{}")
-    # nats-server itself refuses an acknowledgement as a place for answers
+    # nats-server itself refuses the subject of an acknowledgement as a reply subject
     stored = len(targets) + 1 - len(plugin.refused)
     assert len(plugin.refused) == sum(target.startswith("$JS.ACK.") for target in targets)
     await until(lambda: received.count("muster.event.node-a.device-plugin.device.added") == stored)

@@ -1,7 +1,8 @@
-"""A real cluster with muster in it, its faults, and what muster makes of them.
+"""A real cluster with muster in it, faults in the cluster, and muster's reactions to them.
 
-muster is an overlay, as a rule `minimal`, with a webhook of ours as its receiver. The faults need
-the node's processes: they are for the cluster that scripts/cluster starts on this machine.
+muster is installed from an overlay, by default `minimal`, with a webhook of the tests as its
+receiver. The faults act on the node's processes, so they need the cluster that scripts/cluster
+starts on this machine.
 """
 
 import contextlib
@@ -73,7 +74,7 @@ done
 
 @dataclass(frozen=True, slots=True)
 class Notified:
-    """One alert in a message that the webhook took."""
+    """One alert in a notification that the webhook received."""
 
     at: float
     alert: dict[str, Any]
@@ -81,7 +82,7 @@ class Notified:
 
 @dataclass
 class Webhook:
-    """Keeps what it takes; `url` is for the pods of the cluster."""
+    """A receiver that keeps the alerts sent to it; `url` is its address for the cluster's pods."""
 
     url: str = ""
     taken: list[Notified] = field(default_factory=list)
@@ -118,28 +119,28 @@ class Muster:
     health: tuple[str, ...] = ()
     """The addresses of health's pods."""
     name: str = ""
-    """Which plugin is meant; empty if there is only one."""
+    """The name of the plugin; empty if there is only one."""
 
     @classmethod
     def of(cls, cluster: real_cluster.Cluster) -> "Muster":
-        """Return muster as it runs now, without a webhook."""
+        """Return the muster that already runs in a cluster, without a webhook."""
         muster = cls(cluster, Webhook())
         muster.find_health()
         return muster
 
     def about(self, plugin: str) -> "Muster":
-        """Return the same for one of several plugins."""
+        """Return a copy for one of several plugins."""
         return replace(self, name=plugin)
 
     def find_health(self) -> None:
-        """Learn where health's pods are; the API must answer."""
+        """Read the addresses of health's pods from the Kubernetes API."""
         pods = self.cluster.get(
             "pods", "", "-n", "muster", "-l", "app.kubernetes.io/name=muster-health"
         )
         self.health = tuple(pod["status"]["podIP"] for pod in pods["items"])
 
     def states(self) -> list[dict[str, Any]]:
-        """Return what each health shows, the leader first."""
+        """Return the state that each replica of health shows, the leader's first."""
         states = []
         for address in self.health:
             url = f"http://{address}:8080/state"
@@ -151,7 +152,7 @@ class Muster:
         return sorted(states, key=lambda state: state["service"]["leads"] is None)
 
     def plugin(self) -> dict[str, Any]:
-        """Return what the leading health shows of the plugin; empty if none leads."""
+        """Return what health's leader shows of the plugin; empty if there is no leader."""
         states = self.states()
         if not states or states[0]["service"]["leads"] is None:
             return {}
@@ -159,11 +160,11 @@ class Muster:
         return next((each for each in shown if self.name in {"", each["plugin"]}), {})
 
     def unread(self) -> set[str]:
-        """Return what any health says that it cannot read in Kubernetes."""
+        """Return what the replicas of health show as unreadable in Kubernetes."""
         return {what for state in self.states() for what in state["service"]["cluster"]}
 
     def until_unread(self, what: Collection[str], *, within_s: float) -> None:
-        """Wait until health says that it cannot read these; nothing: that it can read all."""
+        """Wait until health shows these as unreadable; if `what` is empty, nothing at all."""
         last: set[str] = set()
 
         def is_so() -> bool:
@@ -179,7 +180,7 @@ class Muster:
     def until_plugin(
         self, holds: Callable[[dict[str, Any]], bool], what: str, *, within_s: float
     ) -> dict[str, Any]:
-        """Wait until what the leading health shows of the plugin is so; return that."""
+        """Wait until `holds` accepts what health's leader shows of the plugin; return that."""
         last: dict[str, Any] = {}
 
         def shown() -> dict[str, Any]:
@@ -199,7 +200,7 @@ class Muster:
         )
 
     def until_healthy(self, *, within_s: float = 100.0) -> None:
-        """Wait until the plugin is healthy, in every respect, and nothing fires."""
+        """Wait until the plugin's state is healthy and it has no alerts."""
         self.until_plugin(
             lambda shown: shown["state"] == "healthy" and not shown["alerts"],
             "the plugin is healthy",
@@ -207,7 +208,7 @@ class Muster:
         )
 
     def until_notified(self, kind: str, state: str, *, since: float, within_s: float) -> Notified:
-        """Wait until the webhook was notified of an alert after this time; return that."""
+        """Wait until the webhook has received an alert after this time; return it."""
 
         def notified() -> Notified | None:
             for each in self.webhook.taken:
@@ -223,7 +224,7 @@ class Muster:
 
 
 def plugin_pid() -> int:
-    """Return the process of the cluster's plugin, as this machine counts; 0 if none runs."""
+    """Return this machine's process id of the cluster's plugin; 0 if none runs."""
     for folder in Path("/proc").iterdir():
         with contextlib.suppress(OSError, ValueError):
             words = (folder / "cmdline").read_bytes().split(b"\0")
@@ -241,7 +242,7 @@ def end_plugin() -> None:
 
 
 def kill_plugin(number: signal.Signals = signal.SIGKILL) -> int:
-    """Send the plugin's process a signal; return which process."""
+    """Send the plugin's process a signal; return its process id."""
     pid = until(plugin_pid, "a plugin's process runs", within_s=60.0)
     os.kill(pid, number)
     return pid
@@ -256,7 +257,7 @@ def sockets() -> set[tuple[Path, int]]:
 
 
 def remove_sockets() -> set[tuple[Path, int]]:
-    """Remove the plugin's sockets; return which."""
+    """Remove the plugin's sockets; return them."""
     removed = sockets()
     for file, _ in removed:
         file.unlink()
@@ -265,7 +266,7 @@ def remove_sockets() -> set[tuple[Path, int]]:
 
 @contextlib.contextmanager
 def without_kubelet() -> Iterator[None]:
-    """Stop the kubelet for a while."""
+    """Stop the kubelet until the block ends."""
     kubelet("stop")
     try:
         yield
@@ -275,19 +276,19 @@ def without_kubelet() -> Iterator[None]:
 
 @contextlib.contextmanager
 def without_api(cluster: real_cluster.Cluster) -> Iterator[None]:
-    """Kill the API server for a while; after it, the API is ready again."""
+    """Kill the API server; when the block ends, start it and wait until it is ready."""
     node.end("kube-apiserver", signal.SIGKILL)
     try:
         yield
     finally:
-        # in a process of its own: it outlives us
+        # started by another process, because the API server outlives this one
         subprocess.run([sys.executable, "-c", _START_API], check=True)
         until(lambda: cluster.ask("get", "--raw", "/readyz")[1] == "ok", "the API is ready")
 
 
 @contextlib.contextmanager
 def with_hung_api() -> Iterator[None]:
-    """Stop the API server's process for a while."""
+    """Suspend the API server's process until the block ends."""
     (pid,) = node.processes("kube-apiserver")
     os.kill(pid, signal.SIGSTOP)
     try:
@@ -298,10 +299,10 @@ def with_hung_api() -> Iterator[None]:
 
 @contextlib.contextmanager
 def without_nats(cluster: real_cluster.Cluster) -> Iterator[None]:
-    """Take NATS away for a while; after it, NATS is ready again."""
+    """Scale NATS down to zero; when the block ends, scale it up and wait until it is ready."""
     scale = ("-n", "muster", "scale", "statefulset/muster-nats")
     cluster.good(*scale, "--replicas=0")
-    # its controller may be slow: after an API that hung it is for half a minute
+    # the controller may be slow, as in the half minute after the API hung
     pods = ("pod", "-l", "app.kubernetes.io/name=muster-nats")
     cluster.good("-n", "muster", "wait", "--for=delete", *pods, "--timeout=120s")
     try:
@@ -312,15 +313,15 @@ def without_nats(cluster: real_cluster.Cluster) -> Iterator[None]:
 
 
 def kubelet(action: str) -> None:
-    """Do to the kubelet what happens to kubelets: start, stop, kill, restart."""
+    """Start, stop, kill or restart the kubelet."""
     subprocess.run([sys.executable, "-m", "scripts.cluster", "kubelet", action], check=True)
 
 
 def crash_plugin(muster: Muster) -> float:
-    """Kill the plugin's process until its verdict is PLUGIN_DOWN; return when that was done last.
+    """Kill the plugin's process until its state is `lost`; return the time of the last kill.
 
-    The first time the kubelet starts a container again at once, and the plugin may be back within
-    the 2 s that it has for that (`detection.restart_s`).
+    After the first kill the kubelet restarts the container at once, and the plugin may be back in
+    time (`detection.restart_s`, 2 s).
     """
     for _ in range(_KILLS_MAX):
         killed_at = time.monotonic()
@@ -332,7 +333,7 @@ def crash_plugin(muster: Muster) -> float:
 
 
 def _after_kill(muster: Muster, killed: int) -> str:
-    """Return the plugin's state once it is down or another process is heard; until then empty."""
+    """Return the plugin's state once it is lost, or health knows a new process; else empty."""
     is_back = plugin_pid() not in {0, killed}
     state = str(muster.plugin().get("state", ""))
     return state if state == "lost" or (is_back and state in _HEARD) else ""
@@ -347,9 +348,9 @@ def installed(
     components: Sequence[str] = (),
     reads: Mapping[str, Any] | None = None,
 ) -> Iterator[Muster]:
-    """Install muster, wait until all of it is well, and remove it.
+    """Install muster, yield it once it is ready and its plugin healthy, and remove it.
 
-    `detection` are health's limits, and `reads` what it reads of the cluster besides its plugins.
+    `detection` replaces health's settings of that name; `reads` extends its settings `cluster`.
     """
     if node.first() is None:
         pytest.skip("faults need the node's processes: make cluster starts such a cluster")

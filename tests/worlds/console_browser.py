@@ -46,7 +46,7 @@ def browser() -> Iterator["Browser"]:
 
 @contextlib.contextmanager
 def page(browser: "Browser", **options: Any) -> Iterator["Page"]:
-    """Open a page; an error of a script, or of the Content-Security-Policy, fails the test."""
+    """Open a page; a script error or a violation of the Content-Security-Policy fails the test."""
     options = {"viewport": {"width": 1280, "height": 800}, **options}
     with contextlib.closing(browser.new_context(**options)) as context:
         made = context.new_page()
@@ -54,7 +54,7 @@ def page(browser: "Browser", **options: Any) -> Iterator["Page"]:
         errors: list[str] = []
 
         def logged(message: "ConsoleMessage") -> None:
-            # what is not answered is no error of the page
+            # a failed request is not an error of the page
             if message.type == "error" and "Failed to load resource" not in message.text:
                 errors.append(message.text)
 
@@ -80,9 +80,10 @@ def until(page: "Page", holds: Callable[[], bool]) -> None:
 
 
 class Shown:
-    """A console of a scripted fleet; with a directory, also a NATS there, and a link to it.
+    """A console that shows a scripted fleet.
 
-    With NATS, whoever opens it may act.
+    With a directory, a nats-server runs as well, with its data there; `link` is connected to it,
+    and the user of the console may act.
     """
 
     def __init__(self, health: console_fleet.Health, directory: Path | None = None) -> None:
@@ -105,7 +106,7 @@ class Shown:
         self._thread.join()
 
     def do(self, work: Callable[[bus.Bus], Coroutine[Any, Any, None]]) -> None:
-        """Do something on the bus."""
+        """Run a coroutine with the bus, and wait until it ends."""
         assert self.link is not None
         doing: futures.Future[None] = asyncio.run_coroutine_threadsafe(work(self.link), self._loop)
         doing.result(60)

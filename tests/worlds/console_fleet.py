@@ -69,14 +69,14 @@ def large(count: int) -> list[dict[str, Any]]:
 
 
 class Health:
-    """What answers like health; `plugins` and `fleet_alerts` are its state."""
+    """A stand-in for the health service; `plugins` and `fleet_alerts` are its state."""
 
     def __init__(self, plugins: Sequence[dict[str, Any]] = ()) -> None:
         self.plugins = list(plugins)
         self.fleet_alerts: list[dict[str, Any]] = []
         self.service: dict[str, Any] = {"leads": 3, "advisories": "received", "cluster": {}}
         self.groups: Sequence[str] = ()
-        """Pools and zones of the nodes, in turn."""
+        """Names for both the pools and the zones of the nodes, used in turn."""
         self.is_away = False
 
     async def state(self, request: web.Request) -> web.Response:
@@ -113,7 +113,7 @@ class Health:
 
 @contextlib.asynccontextmanager
 async def answering(health: Health) -> AsyncIterator[str]:
-    """Serve such a health; yield its address."""
+    """Serve a stand-in for health; yield its address."""
     application = web.Application()
     application.router.add_get("/state", health.state)
     runner = web.AppRunner(application)
@@ -135,7 +135,7 @@ async def shown(
     port: int = 0,
     writing: config.Writing | None = None,
 ) -> AsyncIterator[str]:
-    """Run a console in this process that shows such a health; yield its address."""
+    """Run a console in this process that reads from a stand-in for health; yield its address."""
     async with answering(health) as url:
         settings = config.Settings(
             health=(url,),

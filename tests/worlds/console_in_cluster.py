@@ -1,4 +1,4 @@
-"""The console in a cluster, through a port-forward, and the forms that a person sends there."""
+"""The console in a cluster, reached through a port-forward, and the forms sent to it."""
 
 import contextlib
 import http.client
@@ -14,13 +14,17 @@ from tests.worlds import real_cluster
 
 HEADER: Final = "X-Forwarded-User"
 PROXY: Final = "127.0.0.1"
-"""Where requests of a port-forward come from, inside the pod."""
+"""The address from which the pod receives the requests of a port-forward."""
 _HIDDEN: Final = re.compile(r'name="(id|token)" value="(\w+)"')
 
 
 @dataclass
 class Browser:
-    """A person's browser; `url` is the console's address there, `person` whom the proxy names."""
+    """A stand-in for a person's browser and the proxy before the console.
+
+    `address` is that of the port-forward, `url` that of the console in the browser, and `person`
+    the user whom the proxy names.
+    """
 
     address: str
     url: str = ""
@@ -34,7 +38,7 @@ class Browser:
         return text
 
     def send(self, path: str, **fields: str) -> tuple[int, str]:
-        """Send a form with a page's hidden fields; return the status, and the text or place."""
+        """Send a form with a page's hidden fields; return the status, and the Location or text."""
         hidden = dict(_HIDDEN.findall(self.read("/silence")))
         body = urllib.parse.urlencode(hidden | fields)
         return self._request("POST", path, body)
@@ -54,7 +58,7 @@ class Browser:
 
 @contextlib.contextmanager
 def forwarded(cluster: real_cluster.Cluster, folder: Path) -> Iterator[Browser]:
-    """Forward a port to the console as docs/install.md says, once it is ready."""
+    """Wait for the console, forward a port to it as in docs/install.md, and yield a browser."""
     commands = real_cluster.block("install.md", "port-forward service/muster-console")
     waits, forwards = commands.replace("8630:80", ":80").splitlines()
     cluster.shell(waits, folder)

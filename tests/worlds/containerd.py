@@ -1,7 +1,7 @@
-"""A containerd of its own, with NRI, driven through the CRI as a kubelet drives it.
+"""A separate containerd with NRI, called through the CRI as a kubelet calls it.
 
-It runs in PID and mount namespaces of its own, so that its end ends every shim and container and
-removes every mount. Needs root, and the containerd that `make cluster` has built.
+It runs in PID and mount namespaces of its own, so that every shim, container and mount ends with
+it. Needs root, and the containerd that `make cluster` has built.
 """
 
 import contextlib
@@ -26,8 +26,8 @@ from scripts.cluster import tools
 IMAGE: Final = "localhost/busybox:nri"
 _BUSYBOX: Final = Path("/bin/busybox")
 _START_S: Final = 60.0
-# name, number, type of each field (kubernetes/cri-api pkg/apis/runtime/v1/api.proto); a type with a
-# capital is a message, `*` marks a repeated field
+# name, number and type of each field (kubernetes/cri-api pkg/apis/runtime/v1/api.proto); the type
+# of a message has a capital, `*` marks a repeated field
 _MESSAGES: Final = {
     "Version": "version 1 string",
     "Metadata": "name 1 string, uid 2 string, namespace 3 string",
@@ -115,7 +115,7 @@ def _messages() -> dict[str, Any]:
 
 
 class Pod:
-    """A pod without containers yet."""
+    """The sandbox of a pod, in which containers can be started."""
 
     def __init__(self, runtime: "Containerd", sandbox: str, config: Mapping[str, Any]) -> None:
         self.sandbox = sandbox
@@ -194,7 +194,7 @@ state = "{self._folder}/state"
     enable = true
 """)
         first = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
-        # containerd is started by a shell that stays, so that it can be started again
+        # the shell starts containerd again whenever it ends
         loop = f"while true; do containerd --config {self._folder}/config.toml & wait $!; done"
         with (self._folder / "log").open("wb") as log:
             self._process = subprocess.Popen(
@@ -214,7 +214,7 @@ state = "{self._folder}/state"
         assert done.returncode == 0, done.stderr
 
     def restart(self) -> None:
-        """Kill containerd; it is started again, and the containers live on."""
+        """Kill containerd, and wait until it runs again; its containers keep running."""
         before = self._containerd()
         os.kill(before, signal.SIGKILL)
         deadline = time.monotonic() + _START_S
@@ -252,7 +252,7 @@ state = "{self._folder}/state"
         return Pod(self, ran["pod_sandbox_id"], config)
 
     def call(self, method: str, request: Mapping[str, Any], *, raw: bool = False) -> Any:
-        """Call the runtime; return the answer as plain values, or raw."""
+        """Call the runtime; return the answer as plain values, or as a message if `raw`."""
         sent, answered = (self._messages[name] for name in _METHODS[method])
         with grpc.insecure_channel(f"unix:{self._socket}") as channel:
             stub: Any = channel.unary_unary(
@@ -266,7 +266,7 @@ state = "{self._folder}/state"
         return json_format.MessageToDict(answer, preserving_proto_field_name=True)
 
     def log(self) -> str:
-        """Return what containerd wrote."""
+        """Return the log of containerd."""
         return (self._folder / "log").read_text(errors="replace")
 
     def _environment(self) -> dict[str, str]:
@@ -295,7 +295,7 @@ state = "{self._folder}/state"
 
 
 def _remove_cgroup(folder: Path) -> None:
-    """Remove a cgroup and those below it, as soon as the kernel has ended what is in them."""
+    """Remove a cgroup and those below it, as soon as their processes have ended."""
     deadline = time.monotonic() + _START_S
     while folder.is_dir():
         try:
@@ -308,7 +308,7 @@ def _remove_cgroup(folder: Path) -> None:
 
 
 def _write_image(archive: Path) -> None:
-    """Write an image with busybox alone, as `docker save` would; it sleeps."""
+    """Write an image of busybox alone, in the format of `docker save`; its command is `sleep`."""
     layer = io.BytesIO()
     with tarfile.open(fileobj=layer, mode="w") as files:
         folder = tarfile.TarInfo("bin")

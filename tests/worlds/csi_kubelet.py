@@ -1,7 +1,7 @@
 """Adapter for gRPC: the kubelet's half of CSI, as far as a driver for inline volumes sees it.
 
-It calls what kubernetes pkg/volume/csi/csi_client.go and pkg/kubelet/pluginmanager call (1.36), one
-connection for each call.
+It makes the calls of kubernetes pkg/volume/csi/csi_client.go and pkg/kubelet/pluginmanager (1.36),
+with one connection for each call.
 """
 
 import asyncio
@@ -24,13 +24,13 @@ Request = TypeVar("Request", bound=message.Message)
 Answer = TypeVar("Answer", bound=message.Message)
 
 _CALL_S: Final = 120.0
-"""The kubelet's own (csiTimeout)."""
+"""The kubelet's own timeout (csiTimeout)."""
 UID: Final = str(uuid.uuid4())
-"""A pod of this process alone: a broker looks for the mounts of a pod on the whole machine."""
+"""A pod that only this process has: a broker searches the whole machine for a pod's mounts."""
 
 
 class Kubelet:
-    """A kubelet with its directory below `root`."""
+    """A stand-in for the kubelet; `root` is its directory."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -38,7 +38,7 @@ class Kubelet:
         self.socket = root / "plugins_registry" / "fuse.muster.dev-reg.sock"
 
     async def register(self, *, error: str = "") -> tuple[pr.PluginInfo, csi.NodeGetInfoResponse]:
-        """Register the driver behind the socket, or say that it is not registered."""
+        """Register the driver behind the socket, or notify it of a failed registration."""
         async with self.channel() as channel:
             watcher = rpc.PluginWatcherClient(channel)
             info = await watcher.get_info(pr.InfoRequest(), timeout=1.0)
@@ -55,7 +55,7 @@ class Kubelet:
         volume: str = "csi-1",
         attributes: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """Have a pod's volume made, in a directory whose parent is made here."""
+        """Have the driver publish a pod's volume; create the parent of its directory first."""
         target = self.target(uid=uid, volume=volume)
         target.parent.mkdir(parents=True, exist_ok=True)
         prefix = "csi.storage.k8s.io/"
@@ -75,7 +75,7 @@ class Kubelet:
         await self.call(csi_rpc.PUBLISH, request)
 
     async def unpublish(self, *, uid: str = UID, volume: str = "csi-1") -> None:
-        """Have a pod's volume removed."""
+        """Have the driver unpublish a pod's volume."""
         request = csi.NodeUnpublishVolumeRequest(
             volume_id=volume, target_path=str(self.target(uid=uid, volume=volume))
         )
@@ -91,7 +91,10 @@ class Kubelet:
             return await method.on(channel)(request, timeout=_CALL_S)
 
     async def wait_for_socket(self, *, other_than: int = 0, timeout_s: float = 20.0) -> int:
-        """Return the time at which the driver's socket was made, once it is there."""
+        """Wait until the driver's socket exists; return its ctime in nanoseconds.
+
+        A socket with the ctime `other_than` does not count.
+        """
         until = time.monotonic() + timeout_s
         while time.monotonic() < until:
             with contextlib.suppress(FileNotFoundError):
@@ -101,6 +104,6 @@ class Kubelet:
         raise TimeoutError(f"{self.socket} was not made")
 
     def channel(self) -> grpc.aio.Channel:
-        """Return a connection of its own to the driver's socket."""
+        """Return a new connection to the driver's socket, which no other channel shares."""
         options = (("grpc.use_local_subchannel_pool", 1),)
         return grpc.aio.insecure_channel(f"unix:{self.socket}", options=options)

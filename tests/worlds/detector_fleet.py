@@ -1,4 +1,4 @@
-"""A fleet behind a bus and a cluster, and health services that lead, follow, pause and crash."""
+"""A simulated fleet, bus and cluster, with health services that lead, follow, pause and crash."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -22,12 +22,12 @@ MANY = 10**9
 
 
 _PROBED_S: Final = 12.0
-"""When the readiness probes of a process that stands still have failed."""
+"""How long after its suspension the readiness probes of a process have failed."""
 
 
 @dataclass
 class Plugin:
-    """The truth about one plugin that beats once a second, on a node with a lease."""
+    """The true state of one plugin that sends heartbeats, and of its node, which has a lease."""
 
     node: str
     alive: bool = True
@@ -46,17 +46,17 @@ class Plugin:
     configuration: str = ""
     problems: tuple[str, ...] = ()
     holders: tuple[str, ...] | None = ("ml/train",)
-    """Who requests its devices; None is that nobody may know."""
+    """The pods that request its devices; None if this cannot be read."""
     extended: bool = True
-    """Whether its resource is an extended one; the FUSE broker's is not."""
+    """Whether its resource is an extended resource; the FUSE broker's is not."""
     mounts: dict[str, vocabulary.FuseMount] = field(default_factory=dict)
     watched: dict[str, vocabulary.Watched] = field(default_factory=dict)
-    """What it observes of plugins that muster does not run, by name."""
+    """What it observes of third-party plugins, by name."""
     others: tuple[signals.Pod, ...] | None = None
-    """The pods of these, as the Kubernetes API shows them."""
+    """The pods of the watched plugins, as the Kubernetes API shows them."""
     planned: tuple[signals.Planned, ...] = ()
     offers: dict[str, int] = field(default_factory=dict)
-    """What the node offers of other resources."""
+    """How many devices of other resources the node offers."""
     twin_seq: int = 0
     broken: set[str] = field(default_factory=set)
     instance: int = 0
@@ -204,7 +204,7 @@ class Service:
 
 
 class World:
-    """A virtual clock, a bus, a cluster, plugins, and two health services of which one leads."""
+    """A virtual clock, a bus, a cluster, plugins, and health services, the first of which leads."""
 
     def __init__(
         self,
@@ -221,9 +221,9 @@ class World:
         self.has_cluster = has_cluster
         self.asked: list[signals.AskCluster] = []
         self.mute = False
-        """The Kubernetes API does not come to list all pods of a node."""
+        """Whether the Kubernetes API fails to list pods."""
         self.list_s = 0.02
-        """How long that takes, one after another."""
+        """How long it takes to list the pods of a node; lists are made one after another."""
         self._listed_at = 0.0
         self.interval_s = interval_s
         self.plugins = {node: Plugin(node, interval_s=interval_s) for node in nodes}
@@ -248,7 +248,7 @@ class World:
         self.services.append(Service(self, self._revision if leads else None))
 
     def crash(self, away_s: float = 0.0) -> None:
-        """Let the leader crash; another leads at once if there is one, else it comes again."""
+        """Let the leader crash; another service leads at once, or else a new one after `away_s`."""
         self.services.pop(0)
         self._replace(away_s)
 
@@ -270,7 +270,7 @@ class World:
         self.services[0].crash_after = outs
 
     def lose_lead(self) -> None:
-        """Let the leader no longer lead, before it knows: what it wants told is dropped."""
+        """Let the leader lose its lead without noticing: what it stores or publishes is dropped."""
         self.services[0].drops = True
 
     def lead_again(self) -> None:
@@ -282,7 +282,7 @@ class World:
             service.feed(signals.Restored(state=snapshot.decode(value)))
         service.feed(signals.Leadership(revision=self._revision))
 
-    # the world
+    # plugins and nodes
 
     def kill(self, node: str) -> None:
         plugin = self.plugins[node]
@@ -343,7 +343,7 @@ class World:
         self.report(node)
 
     def replace(self, node: str, devices: int, configuration: str | None = None) -> None:
-        """Let another process come in a plugin's place, which finds so many devices."""
+        """Replace a plugin's process by another one, which finds `devices` devices."""
         plugin = self.plugins[node]
         plugin.instance, plugin.seq, plugin.sequence = plugin.instance + 1, 0, 0
         plugin.devices = devices
@@ -351,20 +351,20 @@ class World:
         self.report(node)
 
     def lose(self, node: str) -> None:
-        """Let another process come, which finds one device less."""
+        """Replace a plugin's process by another one, which finds one device less."""
         plugin = self.plugins[node]
         if plugin.sends_heartbeats:
             self.replace(node, max(0, plugin.devices - 1))
 
     def hold(self, node: str, pods: int) -> None:
-        """Let so many pods request a node's devices."""
+        """Let `pods` pods request a node's devices."""
         self.plugins[node].holders = tuple(f"ml/{number:03}" for number in range(pods))
 
     def hush(self, mute: bool) -> None:  # noqa: FBT001  # a step of a property
         self.mute = mute
 
     def unplug(self, node: str, device: str) -> None:
-        """Let a device leave while its plugin sees it."""
+        """Remove a device; its plugin reports that."""
         plugin = self.plugins[node]
         plugin.devices -= 1
         self._report(
@@ -459,7 +459,7 @@ class World:
         self._report(plugin, event)
 
     def offer_other(self, node: str, name: str, count: int) -> None:
-        """Let a node offer so many devices of another resource than the agent's."""
+        """Let a node offer `count` devices of a resource other than the agent's."""
         plugin = self.plugins[node]
         plugin.offers[name] = count
         self._feed_all(signals.NodeOffers(node=node, offers=plugin.facts(self.now).offers))
@@ -467,7 +467,7 @@ class World:
     def change_mount(
         self, node: str, mount: vocabulary.FuseMount, condition: vocabulary.FuseCondition
     ) -> None:
-        """Let a condition of a mount begin, or end if it holds."""
+        """Let a condition of a mount begin, or end if it already holds."""
         plugin = self.plugins[node]
         before = plugin.mounts.get(mount.id, mount)
         holds = condition not in before.conditions
@@ -491,7 +491,7 @@ class World:
         )
 
     def broker(self, *nodes: str) -> None:
-        """Let the plugins be FUSE brokers, whose resource no node offers."""
+        """Turn the plugins of these nodes into FUSE brokers, whose resource no node offers."""
         for node in nodes:
             self.plugins[node].extended = False
             self._feed_all(signals.NodeOffers(node=node, offers={}))
@@ -503,7 +503,7 @@ class World:
         self._feed_all(signals.NodeOffers(node=node, offers=offers))
 
     def outage(self, seconds: float) -> None:
-        """Let the bus be away."""
+        """Make the bus unavailable for a while."""
         for service in self.services:
             service.feed(signals.BusLost())
             service.answers.clear()
@@ -526,10 +526,10 @@ class World:
             self._turn()
         self.now = max(end, self.now)
 
-    # what is made of it
+    # what health stores, publishes and asks
 
     def alerts(self) -> list[tuple[str, AlertKind, str]]:
-        """Return who alerts at the end of all that was told; assert that it was told in order."""
+        """Return the alerts that fire at the end; check that the published events are in order."""
         firing: dict[str, vocabulary.AlertChanged] = {}
         for event in self.published.values():
             if not isinstance(event, vocabulary.AlertChanged):
@@ -553,7 +553,7 @@ class World:
         ]
 
     def named(self, node: str) -> list[tuple[AlertKind, AlertState, tuple[str, ...]]]:
-        """Return what was told of a node, with the pods that were named."""
+        """Return the alert events published about a node, with the pods that they name."""
         return [
             (event.kind, event.state, event.pods)
             for event in self.published.values()
@@ -577,7 +577,7 @@ class World:
             del self.stored[out.key]
 
     def learn(self, question: signals.AskCluster) -> tuple[float, signals.Input]:
-        """Return what the Kubernetes API answers, and when."""
+        """Return when the Kubernetes API answers, and what."""
         self.asked.append(question)
         plugin = self.plugins.get(question.node)
         before, at = None if plugin is None else plugin.facts(self.now), self.now + 0.02
@@ -628,12 +628,12 @@ class World:
         self.deliver()
 
     def deliver(self) -> None:
-        """Let what plugins have reported arrive now, not with the next heartbeats."""
+        """Deliver the events of plugins now, not with the next heartbeats."""
         self._unacked = []
         while self._events:
             event = self._events.pop(0)
             self._feed_all(event)
-            # what was not acknowledged before a crash comes again
+            # an event that was not acknowledged before a crash is delivered again
             if self.services[0].crashed:
                 self._unacked.append(event)
 

@@ -1,4 +1,4 @@
-"""A device plugin that says what a test wants, and remembers what the kubelet asked."""
+"""A device plugin whose answers a test chooses, and which records the kubelet's calls."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -16,24 +16,24 @@ OWN_POOL: Final = (("grpc.use_local_subchannel_pool", 1),)
 
 
 def devices(*ids: str, **healths: str) -> list[dp.Device]:
-    """Return these healthy devices, and those with another health."""
+    """Return devices: healthy ones with the ids `ids`, and others with a health by id."""
     listed = [dp.Device(ID=id_, health="Healthy") for id_ in ids]
     return listed + [dp.Device(ID=id_, health=health) for id_, health in healths.items()]
 
 
 class Stream:
-    """One ListAndWatch that the kubelet has opened."""
+    """One ListAndWatch stream that the kubelet has opened."""
 
     def __init__(self) -> None:
         self.ended = asyncio.Event()
         self._messages: asyncio.Queue[list[dp.Device] | None] = asyncio.Queue()
 
     def send(self, message: Sequence[dp.Device]) -> None:
-        """Send a whole list."""
+        """Send a complete list of devices."""
         self._messages.put_nowait([*message])
 
     def end(self) -> None:
-        """End the stream from the plugin's side; its server goes on."""
+        """End the stream from the plugin's side; its server keeps running."""
         self._messages.put_nowait(None)
 
     async def messages(self) -> AsyncIterator[dp.ListAndWatchResponse]:
@@ -48,8 +48,9 @@ class Stream:
 class DevicePlugin:
     """A plugin on one socket; `async with` serves it.
 
-    `greeting` is the first message of each stream, None for none. While `held` or `options_held` is
-    not set, Allocate or the options wait. Each `*_refusal` is an error to answer with.
+    `greeting` is the first message of each stream, None for none. Allocate waits until `held` is
+    set, GetDevicePluginOptions until `options_held` is. A `*_refusal` that is not empty is the
+    message of the error with which the plugin answers.
     """
 
     def __init__(self, path: Path, resource: str, *ids: str) -> None:

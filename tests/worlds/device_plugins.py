@@ -1,7 +1,8 @@
-"""Adapter: NVIDIA's device plugin and ours, each alone on the same machine with the same file.
+"""Adapter for processes: runs NVIDIA's device plugin or ours on the same simulated machine.
 
-Both see what `Machine` describes and nothing else of this one: its folders stand where the kubelet,
-the driver and the kernel have theirs, in a mount namespace of the plugin's own. NVML is the fake.
+Both read the same configuration file, and see only what `Machine` describes: in a mount namespace
+of the plugin, its directories replace those of the kubelet, the driver and the kernel. NVML is the
+fake.
 """
 
 import asyncio
@@ -46,7 +47,7 @@ _USUAL_NODES: Final = ("null", "zero", "random", "urandom")
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
-    """What a plugin sees: the GPUs, files below /dev, and the minor numbers of MIG's nodes."""
+    """A simulated machine: its GPUs, files below /dev, and minor numbers of MIG's device files."""
 
     scene: scenes.Scene
     nodes: tuple[str, ...] = ()
@@ -58,7 +59,7 @@ class Ended(Exception):
 
 
 class Plugin:
-    """A plugin that has registered these resources."""
+    """A registered plugin; `channels` are the connections to it, by resource."""
 
     def __init__(self, channels: dict[str, grpc.aio.Channel]) -> None:
         self._clients = {name: rpc.DevicePluginClient(on) for name, on in channels.items()}
@@ -71,7 +72,7 @@ class Plugin:
         return await self._clients[resource].get_device_plugin_options(dp.Empty())
 
     async def devices(self, resource: str) -> list[dp.Device]:
-        """Return the list that a stream begins with, by id."""
+        """Return the first list of devices of a new stream, sorted by id."""
         call = self._clients[resource].list_and_watch(dp.Empty())
         first = await call.read()
         assert isinstance(first, dp.ListAndWatchResponse)
@@ -94,7 +95,7 @@ class Plugin:
     async def prefer(
         self, resource: str, available: Sequence[str], must: Sequence[str], size: int
     ) -> list[str] | str:
-        """Return the devices that it advises, or why it does not."""
+        """Return the devices that the plugin prefers, or why it refuses to choose."""
         wanted = dp.ContainerPreferredAllocationRequest(
             available_deviceIDs=available, must_include_deviceIDs=must, allocation_size=size
         )
@@ -108,12 +109,12 @@ class Plugin:
 
 
 def nvidia() -> Path:
-    """Return the program of NVIDIA's plugin, whether it was built or not."""
+    """Return the path of NVIDIA's plugin, whether it was built or not."""
     return tools.kept(NVIDIA) / NVIDIA
 
 
 def missing() -> str:
-    """Say what is missing here to run both; empty if nothing is."""
+    """Return what is missing here to run both plugins; empty if nothing is."""
     if os.geteuid() != 0:
         return "only root can mount"
     if shutil.which("go") is None:
@@ -124,12 +125,12 @@ def missing() -> str:
 
 
 def nvidia_command() -> tuple[str, ...]:
-    """Return how NVIDIA's plugin is started with the file of `running`."""
+    """Return the command of NVIDIA's plugin, with the file that `running` writes."""
     return str(nvidia()), "--config-file", _FILE
 
 
 def muster_command() -> tuple[str, ...]:
-    """Return how our plugin is started with the same file, which is NVIDIA's."""
+    """Return the command of our plugin, with the same file in NVIDIA's format."""
     return sys.executable, "-m", "muster_plugin", "--config", _FILE, "--config-format", "nvidia"
 
 
@@ -137,7 +138,10 @@ def muster_command() -> tuple[str, ...]:
 async def running(
     root: Path, machine: Machine, file: str, command: Sequence[str], resources: Sequence[str]
 ) -> AsyncIterator[Plugin]:
-    """Run a plugin until it has registered these resources; raises Ended if it ends before."""
+    """Run a plugin; yield it once it has registered these resources.
+
+    `file` is the content of its configuration file. Raises Ended if it does not register in time.
+    """
     gpus = prepared(root, machine, file)
     async with (
         contextlib.AsyncExitStack() as stack,
@@ -158,7 +162,7 @@ async def running(
                 name: await stack.enter_async_context(
                     grpc.aio.insecure_channel(
                         f"unix:{kubelet.plugins_directory / resource.endpoint}",
-                        # Go's servers refuse the name that a path gives
+                        # Go's servers refuse the authority that gRPC makes of a socket's path
                         options=[("grpc.default_authority", "localhost")],
                     )
                 )
@@ -189,7 +193,7 @@ async def _process(
 
 @contextlib.asynccontextmanager
 async def mounted(root: Path, kubelet: Path, driver: str) -> AsyncIterator[tuple[str, ...]]:
-    """Mount the machine in that folder, and a kubelet's; yield how a command is run there."""
+    """Mount the machine and a kubelet's directory; yield the prefix of commands that see them."""
     holder = await asyncio.create_subprocess_exec(
         *("unshare", "--mount", "--propagation", "private"),
         *("sh", "-c", _MOUNTED, "sh", str(root), str(kubelet), driver),
@@ -205,7 +209,7 @@ async def mounted(root: Path, kubelet: Path, driver: str) -> AsyncIterator[tuple
 
 
 def environment(gpus: fake.Fake, url: str = "nats://127.0.0.1:1") -> dict[str, str]:
-    """Return what NVIDIA's file does not say: the library, the bus, the kubelet's folder."""
+    """Return the variables for what NVIDIA's file lacks: NVML, node, bus, kubelet's directory."""
     return gpus.environment(fake.built()) | {
         "MUSTER_PLUGIN__NODE": "node-a",
         "MUSTER_PLUGIN__BUS__URL": url,
@@ -214,7 +218,7 @@ def environment(gpus: fake.Fake, url: str = "nats://127.0.0.1:1") -> dict[str, s
 
 
 def prepared(root: Path, machine: Machine, file: str) -> fake.Fake:
-    """Write the machine and the plugin's file into the folder."""
+    """Write the machine and the plugin's file into `root`; return the fake NVML."""
     for folder in ("proc-driver/nvidia-caps", "pci", "dev"):
         (root / folder).mkdir(parents=True)
     for name in _USUAL_NODES:

@@ -1,8 +1,8 @@
-"""Adapter: a small DRA driver that muster does not run, as a program of its own.
+"""Adapter for gRPC: a small third-party DRA driver, as a program of its own.
 
-It has the two sockets that drivers of others have, one to be registered by and one to be called on,
-gives a container an environment variable as a CDI device, and logs each call as a line of JSON. It
-repairs nothing: a socket that is removed stays away.
+Like other drivers it has two sockets, one for its registration and one for calls. It gives a
+container an environment variable as a CDI device, and logs each call as a line of JSON. It repairs
+nothing: it does not replace a socket that was removed.
 """
 
 import asyncio
@@ -56,7 +56,7 @@ class Driver:
         request: pr.InfoRequest,  # noqa: ARG002  # empty
         context: rpc.Context[pr.InfoRequest, pr.PluginInfo],  # noqa: ARG002
     ) -> pr.PluginInfo:
-        """Say what the socket is."""
+        """Return the driver's name and versions, and the socket for calls."""
         _say("GetInfo")
         return pr.PluginInfo(
             type="DRAPlugin",
@@ -106,7 +106,7 @@ class Driver:
         request: dra.NodeUnprepareResourcesRequest,
         context: rpc.Context[dra.NodeUnprepareResourcesRequest, dra.NodeUnprepareResourcesResponse],  # noqa: ARG002
     ) -> dra.NodeUnprepareResourcesResponse:
-        """Take nothing back."""
+        """Do nothing but log the call."""
         _say("NodeUnprepareResources", claims=len(request.claims))
         done = dra.NodeUnprepareResourceResponse()
         return dra.NodeUnprepareResourcesResponse(

@@ -1,6 +1,6 @@
-"""A DRA driver of others in the real cluster: `dra_driver` as a DaemonSet, its slices, and claims.
+"""A third-party DRA driver in the real cluster: `dra_driver` as a DaemonSet, slices and claims.
 
-The driver publishes nothing itself: its slices are made here, as they shall be.
+The driver publishes no slices itself: this module creates those that a test needs.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ class Lamps(peers.Program):
         return [str(json.loads(line)["event"]) for line in lines]
 
     def publish(self, *, generation: int = 1, said: int = 1, devices: Sequence[str] = ()) -> None:
-        """Publish a pool of one slice that says that it has so many slices."""
+        """Publish a pool with one slice; `said` is the number of slices that it declares."""
         self.withdraw()
         node = self.cluster.node
         self.cluster.good("create", "-f", "-", given={
@@ -52,12 +52,12 @@ class Lamps(peers.Program):
         self.cluster.good("delete", _SLICES, "-l", _LABEL, "--ignore-not-found")
 
     def slices(self) -> int:
-        """Return how many slices it has; a kubelet that starts removes those of its node."""
+        """Return the number of its slices; a kubelet removes those of its node when it starts."""
         return len(self.cluster.get(_SLICES, "", "-l", _LABEL)["items"])
 
     @contextlib.contextmanager
     def claimed(self) -> Iterator[None]:
-        """Run a pod that has the device."""
+        """Run a pod that has claimed the device."""
         self.cluster.good("create", "-f", "-", given=_claim_and_pod())
         try:
             phase = ("wait", f"pod/{_POD}", "--for=condition=Ready", "--timeout=90s")
@@ -70,7 +70,7 @@ class Lamps(peers.Program):
 
 @contextlib.contextmanager
 def running(cluster: real_cluster.Cluster) -> Iterator[Lamps]:
-    """Install the driver with its slice, wait until the kubelet knows it, and remove both."""
+    """Install the driver, yield it once it is registered and has a slice, and remove both."""
     lamps = Lamps(cluster)
     program = f"--from-file={dra_driver.__file__}"
     try:

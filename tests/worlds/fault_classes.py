@@ -1,8 +1,8 @@
 """The failure classes a to p: how each is injected, what health must report, how it is repaired.
 
-A failure that a plugin repairs by itself within a moment is injected twice: once so that it can
-(`SELF_HEALING`), when nothing may be reported, and once so that it lasts. `play` injects one on one
-node of a `fleet.Fleet` and returns the outcome; l is not among them, because there health fails.
+A failure that a plugin can repair by itself within a moment is in both tables: in `SELF_HEALING` it
+is repaired, and no alert may follow; in `FAULTS` it lasts. `play` injects one fault on one node of
+a `fleet.Fleet` and returns the outcome. Class l is missing, because there health itself fails.
 """
 
 import asyncio
@@ -24,11 +24,11 @@ Action = Callable[[fleets.Node], Awaitable[None]]
 class Fault:
     """One way to fail; `name` begins with the letter of its class.
 
-    `verdict` is None if no verdict may follow, `alert` if no alert may. Each pattern of `evidence`
-    must be found in what is published. `transient_verdicts` may stand for a moment on the way,
-    because the decisive evidence comes later. `starts_without_plugin` begins with a node without
-    one, `has_cable` behind a cable that can be cut. If `has_holder`, the alert names the pod that
-    holds a device.
+    `verdict` is None if no verdict may follow, `alert` is None if no alert may. Each pattern of
+    `evidence` must match the published evidence. `transient_verdicts` may precede the right one,
+    with their alerts, because the decisive evidence comes later. With `starts_without_plugin` the
+    node has no plugin at first, with `has_cable` it is behind a cable that can be cut. With
+    `has_holder` the alert must name the pod that holds a device.
     """
 
     name: str
@@ -40,12 +40,12 @@ class Fault:
     evidence: tuple[str, ...] = ()
     transient_verdicts: frozenset[Verdict] = frozenset()
     unalerted_verdicts: frozenset[Verdict] = frozenset()
-    """Verdicts that may stand for a moment, and raise no alert."""
+    """Verdicts that may be published for a moment, but without an alert."""
     starts_without_plugin: bool = False
     has_cable: bool = False
     has_holder: bool = False
     counts_when_made: bool = False
-    """It takes a while to inject, and counts from then."""
+    """Whether times count from the end of the injection, because that takes a while."""
 
     @property
     def letter(self) -> str:
@@ -97,8 +97,8 @@ async def start_nodes(fleet: fleets.Fleet, faults: Collection[Fault]) -> dict[st
 async def play(node: fleets.Node, fault: Fault, *, timeout_s: float, quiet_s: float) -> Outcome:
     """Inject a fault, wait for verdict and alert, repair it, wait until everything is resolved.
 
-    If nothing may be published, the node's heartbeats of `quiet_s` are awaited: whatever health
-    concluded from the fault, it would conclude before them.
+    If nothing may be published, wait instead for the node's heartbeats of `quiet_s`: any verdict
+    about the fault would be published before them.
     """
     if node.plugin.is_running:
         await node.until_ready()
@@ -181,7 +181,7 @@ async def restart(node: fleets.Node) -> None:
 
 
 async def do_nothing(_: fleets.Node) -> None:
-    """Do nothing: it recovers by itself."""
+    """Do nothing: the plugin recovers by itself."""
 
 
 def sabotage(command: str, value: float) -> Action:
@@ -247,7 +247,7 @@ async def restore_cable(node: fleets.Node) -> None:
 
 
 async def power_off(node: fleets.Node) -> None:
-    """Do as a machine without power: it closes no connection and renews no lease."""
+    """Simulate a power failure: no connection is closed, and no lease is renewed."""
     node.cable.cut()
     node.is_kubelet_alive = False
     node.plugin.send(signal.SIGSTOP)
@@ -323,7 +323,7 @@ SELF_HEALING: Final = (
         alert=None,
     ),
 )
-"""What a plugin repairs by itself: no alert may follow."""
+"""Faults that a plugin repairs by itself: no alert may follow."""
 FAULTS: Final = (
     Fault(
         name="a",

@@ -1,4 +1,4 @@
-"""A server that behaves like NATS with TLS up to a step, and then in any other way."""
+"""A stand-in for nats-server with TLS that fails at a chosen step of a connection."""
 
 import asyncio
 import contextlib
@@ -18,7 +18,7 @@ _INFO: Final = (
     b'"tls_required":true}\r\n'
 )
 _RESET: Final = struct.pack("ii", 1, 0)
-"""Do not wait for what was sent: the socket's end is a reset."""
+"""The value of SO_LINGER with which closing the socket resets the connection."""
 
 
 class Step(IntEnum):
@@ -32,11 +32,11 @@ class Step(IntEnum):
 
 
 class Fault(StrEnum):
-    """What happens then."""
+    """What the server does at that step."""
 
     SILENCE = auto()
     DEAFNESS = auto()
-    """It does not read either: it would not notice that the client has gone."""
+    """Like SILENCE, but it does not read either, and so does not notice when the client closes."""
     END = auto()
     HALF_END = auto()
     RESET = auto()
@@ -46,22 +46,22 @@ class Fault(StrEnum):
 
 
 class Peer:
-    """Each connection meets the next of `faults`; without one, it is served well."""
+    """The server: each connection gets the next of `faults`; without any, it works correctly."""
 
     def __init__(self, certificates: Path) -> None:
         self.faults: list[tuple[Step, Fault]] = []
         self.dials = 0
         self.served = 0
-        """How many connections met no fault."""
+        """How many connections had no fault."""
         self.connections = 0
-        """How many of these are open."""
+        """How many of the connections without a fault are open."""
         self._tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         self._tls.load_cert_chain(certificates / "tls.crt", certificates / "tls.key")
         self._open: dict[asyncio.Transport, asyncio.StreamWriter] = {}
         self._over = asyncio.Event()
 
     def kick(self, *faults: tuple[Step, Fault]) -> None:
-        """End every connection; the next ones meet these faults."""
+        """End every connection; the next ones get these faults."""
         self.faults[:] = faults
         self.send(b"-ERR 'Kicked'\r\n")
         for writer in self._open.values():
@@ -73,7 +73,7 @@ class Peer:
             writer.write(data)
 
     async def end(self) -> None:
-        """Leave nothing open."""
+        """Abort every connection."""
         self._over.set()
         while self._open:
             for transport in self._open:
@@ -83,7 +83,7 @@ class Peer:
     async def serve(self, reader: asyncio.StreamReader, accepted: asyncio.StreamWriter) -> None:
         """Serve a connection."""
         self.dials += 1
-        # kept under its name until the end: a deleted StreamWriter closes its transport (3.12)
+        # keep a reference until the end: a deleted StreamWriter closes its transport (3.12)
         writer = accepted
         transport = writer.transport
         assert isinstance(transport, asyncio.Transport)
@@ -148,14 +148,14 @@ class Peer:
                     return
             case Fault.GARBAGE:
                 writer.write(b"\x00\xff no NATS \r\n")
-        # the client ends it
+        # the client closes the connection
         await reader.read(-1)
 
 
 async def _secure(
     transport: asyncio.Transport, tls: ssl.SSLContext
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """Expect a TLS handshake (StreamWriter.start_tls fails if the client goes away: 3.11)."""
+    """Do the TLS handshake (StreamWriter.start_tls of 3.11 fails if the client disconnects)."""
     loop = asyncio.get_running_loop()
     reader = asyncio.StreamReader()
     protocol = asyncio.StreamReaderProtocol(reader)
@@ -172,7 +172,7 @@ def make_certificates(where: Path) -> None:
 
 @contextlib.asynccontextmanager
 async def serving(certificates: Path) -> AsyncIterator[tuple[Peer, str]]:
-    """Serve on a free port."""
+    """Serve on a free port; yield the server and its URL."""
     peer = Peer(certificates)
     async with await asyncio.start_server(peer.serve, "127.0.0.1", 0) as server:
         yield peer, f"tls://127.0.0.1:{server.sockets[0].getsockname()[1]}"

@@ -1,10 +1,10 @@
-"""A fleet on this machine for the sixteen failure classes, and what can be done to it.
+"""A fleet on this machine for the sixteen failure classes, and the faults it can have.
 
-Real are nats-server, health, and every plugin: a process, forked from one that has imported
-everything and can sabotage itself (`tests/programs/sabotaged.py`). The kubelet of each node and the
-Kubernetes API are the stand-ins. Simulated is what belongs to neither: the plugin's DaemonSet and
-pods, whose status this module writes as a kubelet would, from the process and its /readyz; and a
-cable from a node to NATS, which can be cut so that nothing comes through and nothing is closed.
+nats-server, health and every plugin are real. A plugin is a process, forked from one that has
+already imported everything; it can sabotage itself (`tests/programs/sabotaged.py`). The kubelet of
+each node and the Kubernetes API are the stand-ins. This module simulates the rest: the plugin's
+DaemonSet and pods, whose status it writes as a kubelet would, from the process and its /readyz; and
+a cable from a node to NATS, which can be cut so that no data passes and no connection is closed.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ _LABELS: Final = {"app": "p", "controller-revision-hash": "r1", "pod-template-ge
 
 
 class Api:
-    """The Kubernetes API, as its administrator."""
+    """A client of the Kubernetes API, as an administrator."""
 
     def __init__(self, http: aiohttp.ClientSession) -> None:
         self._http = http
@@ -101,9 +101,9 @@ class Node:
         self.plugin = self._plugin("plugin", self.directory)
         self.others: list[tuple[fleet_parts.Plugin, Machine]] = []
         self.is_kubelet_alive = True
-        """Whether the pod's status is written: the node's kubelet is alive."""
+        """Whether the node's kubelet is alive, so that the pod's status is written."""
         self.is_crash_looping = False
-        """Whether its container, when it has ended, waits to be started again."""
+        """Whether the container, when it has ended, is in CrashLoopBackOff."""
         self._prober: asyncio.Task[None] | None = None
         self._throttling: asyncio.Task[None] | None = None
         self._written: object = None
@@ -120,14 +120,14 @@ class Node:
         self._devices += 1
 
     async def miscount(self, by: int) -> None:
-        """Let the kubelet offer so many more than there are, and write that to the API at once."""
+        """Let the kubelet offer `by` devices too many, and write that to the API at once."""
         self.kubelet.miscount(RESOURCE, by)
         offered = {RESOURCE: str(self._devices + by)}
         status = {"status": {"allocatable": offered}}
         await self.fleet.api.do("PATCH", f"{_NODES}/{self.name}/status", status)
 
     def throttle(self, *, share: float) -> None:
-        """Let the plugin run for this share of the time only, as a cgroup's quota does."""
+        """Let the plugin run for only this share of the time, as with a cgroup's quota."""
         slow_s = self.fleet.pace.slow_s
 
         async def duty() -> None:
@@ -140,7 +140,7 @@ class Node:
         self._throttling = asyncio.create_task(duty())
 
     async def unthrottle(self) -> None:
-        """Let it run."""
+        """Let the plugin run all the time again."""
         if self._throttling is not None:
             self._throttling.cancel()
             await asyncio.gather(self._throttling, return_exceptions=True)
@@ -272,7 +272,7 @@ class Node:
         await self.fleet.api.do("POST", _PODS, body)
 
     async def _keep_pod(self) -> None:
-        """Write what becomes of the container, and whether it is ready, as a kubelet does."""
+        """Write the container's state and readiness to the API, as a kubelet does."""
         pace, failures = self.fleet.pace, 0
         clock = asyncio.get_running_loop().time
         while True:
@@ -294,7 +294,7 @@ class Node:
             return
         state: dict[str, object] = {"running": {}}
         if not runs:
-            # a container is started again at once; one that ends again and again has to wait
+            # a container is restarted at once, but one that ends repeatedly has to wait
             state = {"terminated": {"exitCode": 137}}
         if not runs and self.is_crash_looping:
             state = {"waiting": {"reason": "CrashLoopBackOff"}}
@@ -308,7 +308,7 @@ class Node:
 
 
 class Fleet:
-    """Everything; an async context manager. Health is started explicitly."""
+    """The whole fleet, as an async context manager; health is started explicitly."""
 
     def __init__(self, pace: fleet_parts.Pace) -> None:
         self.pace = pace
@@ -358,7 +358,7 @@ class Fleet:
         await self._open.__aexit__(kind, error, at)
 
     def make_health(self, name: str, **more: Mapping[str, object]) -> fleet_parts.Service:
-        """Return a health service of this fleet, to be started; `more` goes over its settings."""
+        """Return a health service of this fleet, not yet started; `more` overrides its settings."""
         sections: dict[str, dict[str, object]] = {
             "bus": {"url": self.server.url},
             "cluster": {
@@ -376,7 +376,7 @@ class Fleet:
         )
 
     def node(self, name: str) -> Node:
-        """Return a node that is to be started."""
+        """Return a new node, not yet started."""
         self.nodes[name] = Node(name, self)
         return self.nodes[name]
 
@@ -407,6 +407,6 @@ async def fleet(pace: fleet_parts.Pace = fleet_parts.FAST) -> AsyncIterator[Flee
 
 
 def _nats(file: Path, ping_s: float) -> Path:
-    """Write nats-server's configuration: ours, and how soon a client that is mute is let go."""
+    """Write nats-server's configuration: ours, and how soon a silent client is disconnected."""
     file.write_text(f'{nats.CONFIG}ping_interval: "{ping_s * 1000:.0f}ms"\nping_max: 2\n')
     return file

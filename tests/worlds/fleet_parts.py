@@ -28,9 +28,9 @@ PROGRAM: Final = Path(__file__).resolve().parents[1] / "programs" / "sabotaged.p
 
 @dataclass(frozen=True, kw_only=True)
 class Pace:
-    """How fast time passes: the periods of all parts, in seconds; `health` are health's settings.
+    """The periods of all parts, in seconds; `health` are health's settings.
 
-    0 leaves the periods of a plugin's own checks as they are.
+    With `checks_s` 0 a plugin keeps the default periods of its own checks.
     """
 
     beat_s: float = 5.0
@@ -42,7 +42,7 @@ class Pace:
     readiness_timeout_s: float = 2.0
     readiness_failures: int = 2
     slow_s: float = 10.0
-    """How often a slow process is stopped."""
+    """The period in which a throttled process is suspended and continued once."""
     health: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
 
 
@@ -54,7 +54,7 @@ PRODUCTION: Final = Pace(
         "bounds": {"alerts_per_minute": 100_000, "alerts_per_node_minute": 10_000},
     }
 )
-"""Every period as it is by default, and the NATS server of k8s/."""
+"""The default periods, and those of the NATS server in k8s/, but alerts without delay."""
 FAST: Final = Pace(
     beat_s=0.5,
     checks_s=3.0,
@@ -91,11 +91,11 @@ FAST: Final = Pace(
         "leading": {"ttl_s": 2, "renew_s": 0.5, "margin_s": 0.5, "watchdog_s": 0.5},
     },
 )
-"""A tenth of production, for tests; what a busy machine does to a process lasts as long."""
+"""About a tenth of PRODUCTION, for tests; not less, because a busy machine delays processes."""
 
 
 class Cable:
-    """A proxy to NATS; `cut` lets nothing through and closes nothing, `restore` begins anew."""
+    """A proxy to NATS; after `cut` no data passes and no connection is closed."""
 
     def __init__(self, port: int) -> None:
         self.url = ""
@@ -113,7 +113,7 @@ class Cable:
         self._whole.clear()
 
     def restore(self) -> None:
-        """Let new connections through; what was under way is lost with its connection."""
+        """Abort the old connections, with the data in them, and let new ones through."""
         self._drop()
         self._whole.set()
 
@@ -185,7 +185,7 @@ class PluginForker:
 
 
 class Plugin:
-    """One plugin process; its log is a file as well."""
+    """One plugin process; its log is also written to a file."""
 
     def __init__(self, nursery: PluginForker, config: Path, log: Path) -> None:
         self.http = ""
@@ -203,7 +203,7 @@ class Plugin:
         return self._reading is not None and not self._reading.done()
 
     async def start(self) -> None:
-        """Start, and return when it is connected to what it needs."""
+        """Start the process, and return when it listens."""
         assert not self.is_running, "one at a time"
         self._listening.clear()
         ours, theirs = socket.socketpair()
@@ -223,14 +223,14 @@ class Plugin:
             await self._reading
 
     async def sabotage(self, command: str, value: float) -> None:
-        """Have it do something to itself; return when it is done."""
+        """Send the process a command by which it sabotages itself; return when it is done."""
         assert self._writer is not None, "started"
         self._sabotaged.clear()
         self._writer.write(f"{command} {value}\n".encode())
         await self._sabotaged.wait()
 
     async def is_ready(self, timeout_s: float) -> bool:
-        """Probe its readiness as a kubelet does."""
+        """Return whether the plugin is ready, probed as by a kubelet."""
         with contextlib.suppress(OSError, TimeoutError, ValueError):
             async with asyncio.timeout(timeout_s):
                 return await _answer(self.http, "/readyz") == b"ok\n"
@@ -251,7 +251,7 @@ class Plugin:
 
 
 class Service:
-    """A program that logs when it is listening. It may be started again and again."""
+    """A program that logs when it is listening; it can be started repeatedly."""
 
     def __init__(self, module: str, arguments: Sequence[str], log: Path) -> None:
         self.http = ""
@@ -263,16 +263,16 @@ class Service:
         self._listening = asyncio.Event()
 
     async def start(self) -> None:
-        """Start, and return when it listens."""
+        """Start the program, and return when it listens."""
         await self.launch()
         assert self._reading is not None, "launched"
         await _until_listening(self._listening, self._reading, self._log)
 
     async def launch(self) -> None:
-        """Start, without waiting for anything."""
+        """Start the program, without waiting for anything."""
         self._listening.clear()
         with self._log.open("ab") as log:
-            # without a function of ours between fork and exec: gRPC's threads would not survive it
+            # no preexec_fn: with gRPC's threads it is unsafe to run code between fork and exec
             self._process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", self._module, *self._arguments),
                 stdin=asyncio.subprocess.DEVNULL,
@@ -284,7 +284,7 @@ class Service:
         self._reading = asyncio.create_task(self._read(self._process.stdout))
 
     async def get(self, path: str) -> bytes:
-        """Return its answer, once it is listening. Raises OSError if it no longer is."""
+        """Return its answer, once it listens. Raises OSError if it no longer does."""
         await self._listening.wait()
         return await _answer(self.http, path)
 
@@ -293,7 +293,7 @@ class Service:
         processes.send(self._process, number)
 
     async def end(self, number: signal.Signals = signal.SIGTERM) -> int | None:
-        """End it, if it runs; return its exit code when nothing of it is left."""
+        """End the program, if it was started; return its exit code once it has ended."""
         if self._process is None or self._reading is None:
             return None
         self.send(number)
@@ -313,7 +313,7 @@ class Service:
 
 
 class Publications:
-    """All verdicts and alerts that are published, when they arrived, and how many heartbeats."""
+    """All published verdicts and alerts with their arrival times, and the number of heartbeats."""
 
     def __init__(self, connected: bus.Bus) -> None:
         self.events: list[tuple[float, vocabulary.Event]] = []
@@ -343,7 +343,7 @@ class Publications:
 
 
 class PublicationsByNode(Publications):
-    """The same, by node."""
+    """All published verdicts and alerts, with queries by node."""
 
     def verdicts(self, node: str, *, since: float = 0.0) -> list[tuple[float, VerdictChanged]]:
         return [
@@ -360,24 +360,24 @@ class PublicationsByNode(Publications):
         ]
 
     def verdict(self, node: str) -> Verdict | None:
-        """Return the present verdict."""
+        """Return the current verdict."""
         verdicts = self.verdicts(node)
         return verdicts[-1][1].verdict if verdicts else None
 
     def firing(self, node: str) -> list[AlertChanged]:
-        """Return the open alerts, as last published."""
+        """Return the firing alerts, as last published."""
         last = {alert.fingerprint: alert for _, alert in self.alerts(node)}
         return [alert for alert in last.values() if alert.state is AlertState.FIRING]
 
 
 def following_by_node(url: str) -> contextlib.AbstractAsyncContextManager[PublicationsByNode]:
-    """Follow everything that was and is published, by node."""
+    """Follow all past and new publications, for queries by node."""
     return following(url, PublicationsByNode)
 
 
 @contextlib.asynccontextmanager
 async def following(url: str, kind: type[AnyPublications]) -> AsyncIterator[AnyPublications]:
-    """Follow everything that was and is published."""
+    """Follow all past and new publications; yield an object of class `kind`."""
     async with bus.Bus(url, producer="tests/flow", name="test", owner=True) as connected:
         publications = kind(connected)
         task = asyncio.create_task(publications.follow())

@@ -1,4 +1,4 @@
-"""Device plugins of somebody else: `tests/programs/foreign_plugin.py` as a process."""
+"""Third-party device plugins: `tests/programs/foreign_plugin.py` as a process."""
 
 import contextlib
 import json
@@ -24,7 +24,7 @@ async def until_exit(directory: Path, name: str, resource: str, count: int) -> i
 async def running(
     directory: Path, name: str, resource: str, count: int
 ) -> AsyncIterator[kubelets.Program]:
-    """Run it as a process until it is registered."""
+    """Run a plugin as a process; yield it once it is registered."""
     arguments = (str(directory), name, resource, str(count))
     async with kubelets.running("-m", "tests.programs.foreign_plugin", *arguments) as program:
         await program.said("registered")

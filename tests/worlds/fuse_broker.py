@@ -1,4 +1,4 @@
-"""A broker that runs beside the test, in a thread, with the real mounter and the real kernel."""
+"""A broker that runs in a thread beside the test, with the real mounter and the real kernel."""
 
 import asyncio
 import contextlib
@@ -18,14 +18,14 @@ from muster_fuse.request import caller
 from tests.worlds import fuse_daemon, fuse_pods
 
 SOCKET = "/run/muster-fuse/broker.sock"
-"""Where a container has it."""
+"""The path of the broker's socket in a container."""
 HOME = "/mnt/home"
 WAIT_S = 30.0
 Result = TypeVar("Result")
 
 
 class Running:
-    """A broker and what it has observed."""
+    """A broker and its observations."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class Running:
         self.mounter, self.broker = self.call(self._start())
 
     def call(self, work: Coroutine[object, object, Result]) -> Result:
-        """Do something in the broker's thread."""
+        """Run a coroutine in the broker's thread; return its result."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(WAIT_S)
 
     def stop(self) -> None:
@@ -79,21 +79,21 @@ class Running:
         self.call(self.broker.open(pod, self.socket_of(uid)))
 
     def seen(self, kind: type[Result], wanted: Callable[[Result], bool] = bool) -> Result:
-        """Wait until something was observed and return it."""
+        """Wait for an observation of this kind that `wanted` accepts; return it."""
         return until(lambda: next((o for o in self.of(kind) if wanted(o)), None), self.observed)
 
     def of(self, kind: type[Result]) -> list[Result]:
-        """Return what was observed of a kind."""
+        """Return the observations of a kind."""
         return [observed for observed in self.observed if isinstance(observed, kind)]
 
     def restart(self) -> None:
-        """Have another broker follow this one."""
+        """Replace the broker by a new one, and forget the observations."""
         self.call(self._stop())
         self.observed.clear()
         self.mounter, self.broker = self.call(self._start())
 
     def stop_watching(self) -> None:
-        """Have the broker not look at its mounts any more."""
+        """Make the broker stop watching its mounts."""
         self.call(self._stop_watching())
 
     async def _start(self) -> tuple[mounter_client.Mounter, service.Broker]:
@@ -129,7 +129,7 @@ def running(
     deadline_s: float = mounter.DEADLINE_S,
     **limits: object,
 ) -> Iterator[Running]:
-    """Run a broker; afterwards it must have left no descriptor and no mount on this machine."""
+    """Run a broker; at the end, check that it has left no descriptor and no mount."""
     settings = config.Limits(**{"watch_s": 0.1, **limits})  # type: ignore[arg-type]
     with contextlib.ExitStack() as stack:
         if directory is None:
@@ -152,7 +152,7 @@ def running(
 def daemon(
     pod: fuse_pods.Container, *arguments: str, directory: str = HOME, uid: int = fuse_pods.USER
 ) -> Iterator[subprocess.Popen[str]]:
-    """Run the daemon in a pod, which mounts through the broker; it ends with the context."""
+    """Run `fuse_daemon` in a pod, which mounts through the broker; kill it at the block's end."""
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     started = pod.start(*fuse_pods.DAEMON, SOCKET, directory, *arguments, uid=uid, **pipes)
     try:
@@ -170,7 +170,7 @@ def mounted(process: subprocess.Popen[str]) -> None:
 
 
 def refused(process: subprocess.Popen[str]) -> tuple[int, str]:
-    """Return errno and text with which the broker has refused a daemon."""
+    """Return the errno and the text with which the broker has refused a daemon."""
     _, text = process.communicate(timeout=WAIT_S)
     return process.returncode, text.strip()
 
@@ -182,14 +182,17 @@ def program(
     uid: int = fuse_pods.USER,
     pass_fds: tuple[int, ...] = (),
 ) -> subprocess.Popen[str]:
-    """Start a script in a pod that knows what `fuse_daemon` defines, `broker()` and `asked()`."""
+    """Start a script in a pod.
+
+    It can use what `fuse_daemon` defines, and `broker()`, `asked()` and `point()`.
+    """
     pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     command = (*fuse_pods.PROGRAM, "-c", _PRELUDE + script, *arguments)
     return pod.start(*command, uid=uid, pass_fds=pass_fds, **pipes)
 
 
 def said(process: subprocess.Popen[str]) -> str:
-    """Return what a program has printed, when it has ended well."""
+    """Wait until a program ends, which must succeed; return what it printed."""
     output, errors = process.communicate(timeout=WAIT_S)
     assert (process.returncode, errors) == (0, ""), (output, errors)
     return output.strip()
@@ -198,7 +201,7 @@ def said(process: subprocess.Popen[str]) -> str:
 def unmounted(
     pod: fuse_pods.Container, path: str = HOME, *, uid: int = fuse_pods.USER, lazy: bool = False
 ) -> str:
-    """Ask the broker from a pod to unmount; return what it answers."""
+    """Ask the broker from a pod to unmount; return its refusal, or an empty text."""
     return said(program(pod, _UNMOUNT, path, str(int(lazy)), uid=uid))
 
 
@@ -252,7 +255,7 @@ if os.fork() == 0:
             pass
 os.close(device)
 """
-"""A mount whose daemon lets pages be cached for writing, but answers no WRITE."""
+"""A script whose mount has a writeback cache, but whose daemon answers no WRITE."""
 _UNMOUNT: Final = """
 root = point(sys.argv[1])
 over = broker()
@@ -266,7 +269,7 @@ except RefusedError as refused:
 
 
 def descriptors() -> dict[str, str]:
-    """Return the open descriptors of this process, but that of this look."""
+    """Return the open descriptors of this process, except the one used to list them."""
     opened = {}
     for path in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):
@@ -277,13 +280,13 @@ def descriptors() -> dict[str, str]:
 
 
 def fuse_mounts(process: int | str) -> list[str]:
-    """Return where a process sees FUSE file systems."""
+    """Return the mount points of FUSE file systems that a process sees."""
     lines = Path(f"/proc/{process}/mountinfo").read_text().splitlines()
     return [line.split()[4] for line in lines if " - fuse" in line]
 
 
 def until(look: Callable[[], Result | None], shown: object = None) -> Result:
-    """Wait until a look finds something, and return it."""
+    """Call `look` until its result is true; return the result."""
     deadline = time.monotonic() + WAIT_S
     while not (seen := look()):
         assert time.monotonic() < deadline, shown() if callable(shown) else shown

@@ -1,10 +1,11 @@
-"""A FUSE file system with a file `hello`, of one process and without any library.
+"""A FUSE daemon of one process, without any library; its file system has a file `hello`.
 
-As a program it runs in a pod that has nothing but the interpreter: it asks the broker for the mount
-as the helper does, by a reading of the protocol of its own, and serves it until it is removed. It
-prints `mounted`, and `unmounted` at the end; a refusal goes to stderr, its errno is the status.
+As a program it runs in a pod that has nothing but the interpreter. It asks the broker for the mount
+as the helper does, with its own implementation of the protocol, and serves the mount until it is
+removed. It prints `mounted`, and `unmounted` at the end; it writes a refusal to stderr, and exits
+with its errno.
 
-An operation to `stall` on is read and never answered.
+It reads the operations named by `stall`, but never answers them.
 """
 
 import argparse
@@ -51,7 +52,7 @@ class RefusedError(Exception):
 
 
 def connected(address: str) -> socket.socket:
-    """Return the socket to the broker, a path or the number of a descriptor."""
+    """Return a socket connected to the broker; `address` is a path or a descriptor's number."""
     if address.isdecimal():
         return socket.socket(fileno=int(address))
     broker = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -69,7 +70,7 @@ def mount(
 ) -> int:
     """Return the descriptor of /dev/fuse of a new mount. Raises RefusedError.
 
-    With `sync_init` a thread serves it already: the mount waits until INIT is answered.
+    With `sync_init` a thread already serves the mount, which waits for the answer to INIT.
     """
     point = os.open(directory, os.O_PATH | os.O_CLOEXEC)
     request = _packet(MOUNT, options.encode(), flags=2 if sync_init else 0)
@@ -77,7 +78,7 @@ def mount(
     os.close(point)
     device = _reply(broker, SYNC_INIT if sync_init else MOUNT)
     if sync_init:
-        # before Linux 6.18: ENOTTY, and nobody waits
+        # before Linux 6.18: ENOTTY, and the mount does not wait
         with contextlib.suppress(OSError):
             fcntl.ioctl(device, _SYNC_INIT_IOCTL)
         threading.Thread(target=serve, args=(device, stall), daemon=True).start()
@@ -87,8 +88,8 @@ def mount(
 
 
 def serve(device: int, stall: Collection[str] = ()) -> None:
-    """Answer what the kernel asks, until the mount is gone."""
-    # ENODEV: the mount is gone
+    """Answer the kernel's requests until the mount is removed."""
+    # ENODEV: the mount is removed
     with contextlib.suppress(OSError):
         while request := os.read(device, 1 << 18):
             _, opcode, unique, node, *_ = struct.unpack_from("IIQQ", request)

@@ -1,4 +1,4 @@
-"""The helper of pods, compiled here, and a stub of the broker that speaks the real packets."""
+"""The helper of pods, compiled here, and a stub of the broker with the real protocol."""
 
 import contextlib
 import os
@@ -45,7 +45,7 @@ def build(place: Path, *flags: str, compiler: str = "gcc", short: bool = True) -
 
 
 def gives(descriptor: int) -> Answer:
-    """Answer a mount with this descriptor, and an unmount with success."""
+    """Return an answer to a mount with this descriptor, and to an unmount with success."""
 
     def answer(link: socket.socket, asked: Asked, _: Sequence[int]) -> None:
         operation = asked.request.operation
@@ -56,7 +56,7 @@ def gives(descriptor: int) -> Answer:
 
 
 def sends(packet: bytes, fds: Sequence[int] = ()) -> Answer:
-    """Answer with these bytes and descriptors, whatever was asked."""
+    """Return an answer with these bytes and descriptors to any request."""
 
     def answer(link: socket.socket, _: Asked, __: Sequence[int]) -> None:
         socket.send_fds(link, [packet], list(fds))
@@ -70,7 +70,7 @@ def nothing(_link: socket.socket, _asked: Asked, _fds: Sequence[int]) -> None:
 
 @contextlib.contextmanager
 def broker(path: Path, answer: Answer) -> Iterator[list[Asked]]:
-    """Serve at a path, one connection after the other; yield what has been asked."""
+    """Serve at a path, one connection after the other; yield the list of requests."""
     asked: list[Asked] = []
     path.unlink(missing_ok=True)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server:
@@ -88,7 +88,7 @@ def broker(path: Path, answer: Answer) -> Iterator[list[Asked]]:
 
 @contextlib.contextmanager
 def receive(link: socket.socket) -> Iterator[tuple[Asked | None, Sequence[int]]]:
-    """Give the next request of a connection, or None at its end, with its descriptors."""
+    """Yield the next request of a connection, or None at its end, with its descriptors."""
     packet, fds, flags, _ = socket.recv_fds(link, protocol.PACKET_MAX + 1, _FDS_MAX)
     try:
         assert not flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC)

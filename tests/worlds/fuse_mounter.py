@@ -59,20 +59,20 @@ def command(script: str, *arguments: str) -> tuple[str, ...]:
 
 
 def forkless(failures: int) -> tuple[str, ...]:
-    """Return the command of a mounter that cannot start its first children."""
+    """Return the command of a mounter that fails to fork its first `failures` children."""
     return command(_FORKLESS, str(failures))
 
 
 def with_dead_children(answered: Path) -> tuple[str, ...]:
     """Return the command of a mounter whose children are killed once they have descriptors.
 
-    It creates the file `answered` when it has said so.
+    It creates the file `answered` when it has reported that.
     """
     return command(_DEAD_CHILDREN, str(answered))
 
 
 def killing(victim: str, step: str, moment: str) -> tuple[str, ...]:
-    """Return the command of a mounter that is killed, or whose child is.
+    """Return the command of a mounter that is killed at a step of its child, or whose child is.
 
     `victim` is `mounter` or `child`; `step` is a function that the child calls; `moment` is `call`
     or `return`.

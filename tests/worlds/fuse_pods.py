@@ -80,7 +80,7 @@ class Container(NamedTuple):
     ) -> subprocess.Popen[str]:
         """Start a program in the container; the process has the id of the program itself.
 
-        A user has no capability, the root of the container has those that runtimes grant.
+        Uid 0 has the capabilities that runtimes grant by default, other users have none.
         """
         namespaces = ["--mount", *(["--user"] if self.user_namespace else [])]
         rights = ["--bounding-set=-all" + (f",+{_DOCKER.replace(',', ',+')}" if uid == 0 else "")]
@@ -108,10 +108,10 @@ def container(
     read_only: bool = False,
     binds: Mapping[str, Path] | None = None,
 ) -> Iterator[Container]:
-    """Run a container, and end what runs in it at the end.
+    """Run a container, and kill its processes at the end.
 
-    `binds` are files and directories of the host by their path in the container; what is not below
-    `/mnt` or `/run` must exist. `read_only` makes the root file system read-only.
+    `binds` are files and directories of the host by their path in the container; a path that is not
+    below `/mnt` or `/run` must exist. `read_only` makes the root file system read-only.
     """
     pod_uid = pod_uid or str(uuid.uuid4())
     with _cgroup(pod_uid) as cgroup:
@@ -145,7 +145,7 @@ def container(
 
 
 def connections(user: int | None = None) -> dict[int, int]:
-    """Return the FUSE connections of this machine, or of a user: inodes by their minor number."""
+    """Return the FUSE connections of this machine, or of a user: inodes by minor number."""
     mount = syscalls.open_connections()
     listing = os.open(".", os.O_RDONLY | os.O_DIRECTORY, dir_fd=mount)
     try:
@@ -162,7 +162,7 @@ def connections(user: int | None = None) -> dict[int, int]:
 
 @contextlib.contextmanager
 def same_connections() -> Iterator[None]:
-    """Keep the inodes of connections as they are: without any mount of fusectl, they change."""
+    """Keep the inodes of FUSE connections: without any mount of fusectl they change."""
     mount = syscalls.open_connections()
     try:
         yield
@@ -172,7 +172,7 @@ def same_connections() -> Iterator[None]:
 
 def _setup(binds: Mapping[str, Path], *, read_only: bool, user_namespace: bool) -> Iterator[str]:
     owner = FIRST_HOST_ID if user_namespace else 0
-    # what another test has mounted on the host at this moment
+    # FUSE mounts of other tests on the host at this moment
     inherited = "awk '/ - fuse[ .]/{print $5}' /proc/self/mountinfo"
     yield f"{inherited} | xargs -r umount --no-canonicalize --lazy"
     yield "mount -t tmpfs -o mode=0755,size=16m tmpfs /mnt"
@@ -215,7 +215,7 @@ def _cgroup(pod_uid: str) -> Iterator[Path]:
 
 
 def _remove_stale(root: Path) -> None:
-    """End what a test run that was killed has left."""
+    """Kill the processes and remove the cgroups that a killed test run has left."""
     for top in root.glob(f"{_CGROUP}*"):
         pid = top.name.removeprefix(_CGROUP).partition("-")[0]
         # another run may be about to remove it too

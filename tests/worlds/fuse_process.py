@@ -23,7 +23,7 @@ class Node:
         self.write(bus={"url": bus_url})
 
     def write(self, **more: object) -> None:
-        """Write the settings."""
+        """Write the broker's settings; `more` overrides the defaults."""
         chosen = {
             "node": "n1.example",
             "state": str(self.state),
@@ -36,14 +36,14 @@ class Node:
 
     @contextlib.asynccontextmanager
     async def broker(self) -> AsyncIterator[plugin_process.Plugin]:
-        """Run the broker."""
+        """Run the broker; yield its process."""
         async with plugin_process.started(self.settings, program="muster_fuse") as process:
             yield process
 
 
 @contextlib.contextmanager
 def root() -> Iterator[Path]:
-    """Give a directory with a short path: that of a socket has at most 107 bytes."""
+    """Yield a directory with a short path, because a socket's path has at most 107 bytes."""
     path = Path(f"/tmp/fuse-{os.getpid()}")
     path.mkdir(mode=0o755)
     try:

@@ -1,4 +1,4 @@
-"""Processes of a container that ask for mounts, and the end of their sockets that a broker has."""
+"""Processes of a container that ask for mounts, and the broker's end of their sockets."""
 
 import contextlib
 import os
@@ -21,7 +21,7 @@ broker.recv(1)
 
 
 class Asking(NamedTuple):
-    """A process that has sent a descriptor: what a broker has of it."""
+    """A process that has sent a request with a descriptor, as a broker sees it."""
 
     process: subprocess.Popen[str]
     broker: socket.socket
@@ -30,14 +30,14 @@ class Asking(NamedTuple):
     caller: jobs.Caller
 
     async def mount(self, mounter: mounter_client.Mounter, **changed: Any) -> jobs.Outcome:
-        """Do what a broker does that allows the mount."""
+        """Have the mounter mount, as a broker does that allows the request."""
         job = jobs.MountJob(self.caller, (("source", "test"),), (), 0)._replace(**changed)
         return await mounter.mount(
             job, peer=self.peer, directory=self.descriptor, reply=self.broker.fileno()
         )
 
     async def unmount(self, mounter: mounter_client.Mounter, *, lazy: bool = False) -> jobs.Outcome:
-        """Do what a broker does that allows the unmount."""
+        """Have the mounter unmount, as a broker does that allows the request."""
         job = jobs.UnmountJob(self.caller, lazy)
         return await mounter.unmount(
             job, peer=self.peer, root=mounter_client.PodDescriptor(self.descriptor)
@@ -49,7 +49,7 @@ class Asking(NamedTuple):
         return self.process.stdout.readline()
 
     def ended(self) -> tuple[int, str]:
-        """Close the socket; return the exit status of the process and all it printed since."""
+        """Close the socket; return the process's exit status and the rest of its output."""
         self.broker.close()
         assert self.process.stdout is not None
         output = self.process.stdout.read()

@@ -1,4 +1,4 @@
-"""The webhook of the FUSE broker as processes, with the stand-in of the Kubernetes API."""
+"""The webhook of the FUSE broker as processes, with the stand-in for the Kubernetes API."""
 
 import asyncio
 import base64
@@ -23,7 +23,7 @@ Tree = dict[str, Any]
 
 
 class World:
-    """A cluster, and replicas of the webhook in it."""
+    """A simulated cluster, and replicas of the webhook in it."""
 
     def __init__(self, directory: pathlib.Path) -> None:
         self.directory = directory
@@ -31,7 +31,7 @@ class World:
         self.replicas: list[processes.Process] = []
 
     async def install(self) -> None:
-        """Make the objects that the manifests have."""
+        """Create the Secret and the webhook configuration, as the manifests do."""
         kind = {"apiVersion": "admissionregistration.k8s.io/v1"}
         service = {"service": {"name": NAME, "namespace": "default", "path": "/pods"}}
         webhooks = [{"name": f"{n}.fuse.muster.dev", "clientConfig": service} for n in "ab"]
@@ -47,7 +47,7 @@ class World:
         file = self.directory / f"webhook-{number}.json"
         kubeconfig = self.directory / "kubeconfig"
         where = {"kubeconfig": str(kubeconfig), "namespace": "default", "timeout_s": 1}
-        # what another replica writes first is read again soon
+        # soon read what another replica has written first
         chosen = {"kubernetes": where, "certificates": {"check_s": 0.2}, **settings}
         file.write_bytes(orjson.dumps(chosen))
         program = processes.Program("webhook", "muster_fuse.admission", ("--config", str(file)))
@@ -57,7 +57,7 @@ class World:
         return replica
 
     async def call(self, verb: str, path: str, body: object = None) -> Tree:
-        """Ask the stand-in."""
+        """Send a request that must succeed to the stand-in; return the answer."""
         content = {"Content-Type": "application/merge-patch+json"} if verb == "PATCH" else {}
         async with (
             aiohttp.ClientSession(self.api.url) as http,
@@ -73,19 +73,19 @@ class World:
         await self.call("PATCH", f"/api/v1/namespaces/{namespace}", body)
 
     async def bundles(self) -> list[str]:
-        """Return the authorities that each webhook of the configuration names."""
+        """Return the `caBundle` of each webhook of the configuration."""
         configuration = await self.call("GET", CONFIGURATION)
         return [w["clientConfig"].get("caBundle", "") for w in configuration["webhooks"]]
 
     async def tls(self) -> ssl.SSLContext:
-        """Return what the API server trusts: the configuration's authorities, and no others."""
+        """Return the API server's TLS context: it trusts only the configuration's authorities."""
         pem = base64.b64decode((await self.bundles())[0]).decode()
         context = ssl.create_default_context(cadata=pem)
         assert context.check_hostname
         return context
 
     async def ask(self, replica: processes.Process, pod: object, **changes: object) -> Tree:
-        """Ask about a pod as the API server does; return the answer's response."""
+        """Send the review of a pod as the API server does; return the response, which allows it."""
         status, answer = await self.post(replica, review_of(pod, **changes))
         assert status == 200, answer
         response: Tree = orjson.loads(answer)["response"]
@@ -136,7 +136,7 @@ class World:
 
 
 def review_of(pod: object, **changes: object) -> bytes:
-    """Return the body with which the API server asks about a new pod."""
+    """Return the AdmissionReview that the API server sends for a new pod."""
     request = {
         "uid": "u-1",
         "kind": {"group": "", "version": "v1", "kind": "Pod"},
@@ -149,7 +149,7 @@ def review_of(pod: object, **changes: object) -> bytes:
 
 
 async def until(holds: Callable[[], Awaitable[bool]], *, within_s: float = 20.0) -> None:
-    """Ask until the answer is true."""
+    """Wait until `holds` returns true."""
     async with asyncio.timeout(within_s):
         while not await holds():
             await asyncio.sleep(0.05)

@@ -1,4 +1,4 @@
-"""What nats-server asks the gate, with keys that are the same in every test."""
+"""Requests of nats-server to the gate, with keys that are the same in every test."""
 
 from typing import Any, Final
 
@@ -29,7 +29,7 @@ SIGNING = callout.Signing(
 
 
 def request(token: str, name: str = "device-plugin node-a", **changed: Any) -> bytes:
-    """Return what nats-server 2.15.1 asks, shortened."""
+    """Return an authorization request of nats-server 2.15.1, shortened."""
     server = {"name": "n", "host": "127.0.0.1", "id": SERVER.public, "version": "2.15.1"}
     request = {
         "server_id": server,

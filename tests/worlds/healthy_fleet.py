@@ -1,10 +1,10 @@
-"""Pure: wrong verdicts and late ones: the real detector under a virtual clock.
+"""Pure: counts wrong and late verdicts of the real detector under a virtual clock.
 
-Most plugins are healthy: they lose heartbeats, stand still for a while, or are cut off for a while,
-and a verdict on them may be wrong. Others fail for good, and the verdict on them may be late. A
-heartbeat that comes in time is no news to the detector, so only what surrounds a gap of more than
-two intervals is played; between gaps a plugin declares a long interval, as a plugin may. What
-happens in a gap is in `plugin_gaps`.
+Most plugins are healthy: they lose heartbeats, pause, or are disconnected for a while, and a
+verdict on them may be wrong. Others fail for so long that there must be a verdict, which may be
+late. A heartbeat that arrives in time does not change the detector's view, so the simulation covers
+only the surroundings of gaps of more than two intervals; between gaps a plugin declares a long
+interval, as it may. `plugin_gaps` has what happens in a gap.
 """
 
 import functools
@@ -35,12 +35,13 @@ _AFTER: Final = 4
 
 @dataclass(kw_only=True)
 class Result:
-    """What the detector made of it.
+    """The result of a simulation.
 
-    `wrong` and `short_lived` count the verdicts on plugins that are well, by verdict, rule and what
-    was the case. `standing` counts those of pauses under `SHORT_S` that say STUCK of a process that
-    stands still at that moment, as its kubelet says too. `delays` are seconds from a failure to the
-    right verdict on it, and `misnamed` are other verdicts before that.
+    `wrong`, `standing` and `short_lived` count the verdicts on healthy plugins, by verdict, rule
+    and kind of gap. A verdict is in `short_lived` if it was right about a pause or a disconnection
+    of at least `SHORT_S`; in `standing` if it was STUCK in a shorter pause, while the process stood
+    still and its kubelet showed it as not ready; otherwise in `wrong`. `delays` are the seconds
+    from a failure to the right verdict on it; `misnamed` counts other verdicts on failed plugins.
     """
 
     alerts: list[vocabulary.AlertChanged] = field(default_factory=list)
@@ -85,7 +86,7 @@ class Simulation:
         )
 
     def run(self) -> Result:
-        """Play it all."""
+        """Run the simulation; return its result."""
         began_at = time.perf_counter()
         self._feed(signals.BusBack(at=ZERO))
         for node in (*self._nodes, *self._failing):
@@ -133,7 +134,7 @@ class Simulation:
         self._at(begins_at, lambda: self._begin(node, gap))
 
     def _plan(self, node: str) -> None:
-        """Draw when this node is next not heard for more than two intervals."""
+        """Draw the next gap in this node's heartbeats; skip it if it is too short to matter."""
         gap = self._draw.next_gap(self._now)
         if gap.ends_at - gap.begins_at <= 2 * INTERVAL_S and gap.kind is not Kind.RESET:
             self._at(gap.ends_at, lambda: self._plan(node))
@@ -206,7 +207,7 @@ class Simulation:
             ),
         )
 
-    # what is asked, and what is told
+    # what the detector asks and publishes
 
     def _do(self, outs: list[signals.Output]) -> None:
         for out in outs:
@@ -257,7 +258,7 @@ class Simulation:
     def _facts(self, node: str) -> signals.Facts:
         return plugin_gaps.cluster_facts(self._gaps.get(node), self._phases[node], self._now)
 
-    # what is made of a verdict
+    # how verdicts are counted
 
     def _count_verdict(self, event: vocabulary.VerdictChanged) -> None:
         if event.node not in self._failing:
@@ -292,8 +293,8 @@ class Simulation:
 def simulate(
     nodes: int, days: float, model: plugin_gaps.Model, *, seed: int = 1, failures: int = 0
 ) -> Result:
-    """Return what the detector tells of `nodes` plugins that are well, in so many days.
+    """Return the detector's verdicts on `nodes` healthy plugins, in `days` days.
 
-    Beside these, so many plugins crash, so many freeze, and so many lose their node.
+    In addition, `failures` plugins crash, as many freeze, and as many lose their node.
     """
     return Simulation(nodes, days, model, seed, failures).run()

@@ -1,8 +1,8 @@
 """A real cluster with muster's production overlay, a compromised plugin in it, and victims.
 
 The compromised plugin is `tests/programs/hostile_plugin.py`: it runs in the pod of the node's real
-plugin, with that pod's projected token. There is one real node, so the others are invented: an
-object and a lease in the real Kubernetes API, with a real pod of the plugin's DaemonSet that can
+plugin, with that pod's projected token. There is one real node, so the others are simulated. Each
+has an object and a lease in the real Kubernetes API, a real pod of the plugin's DaemonSet that can
 never start, and a connection of this process to the real NATS, with credentials of that node as
 `muster auth node` writes them.
 """
@@ -36,7 +36,7 @@ _RENEW_S: Final = 5.0
 
 @dataclass
 class Victim:
-    """The plugin of an invented node: well until it fails."""
+    """The plugin of a simulated node: healthy until `failing` is set."""
 
     node: str
     failing: asyncio.Event = field(default_factory=asyncio.Event)
@@ -52,9 +52,9 @@ class World:
     node: str
 
     def services(self) -> dict[str, tuple[list[int], list[str]]]:
-        """Return of each pod but the plugin's its restarts, and when it became Ready in Kubernetes.
+        """Return the restart counts and the Ready condition of each pod of muster's services.
 
-        Its probes are those of the real kubelet.
+        The probes are those of the real kubelet.
         """
         pods = [pod for part in _SERVICES for pod in self.cluster.pods(f"muster-{part}")]
         return {
@@ -70,7 +70,7 @@ class World:
         }
 
     def plugins(self) -> dict[str, dict[str, Any]]:
-        """Return what the leading health shows of each node's plugin."""
+        """Return what health's leader shows of each node's plugin."""
         for pod in self.cluster.pods("muster-health"):
             with contextlib.suppress(OSError):
                 state = json.loads(self.cluster.fetch(pod, "/state"))
@@ -79,7 +79,7 @@ class World:
         return {}
 
     def until_healthy(self, node: str, *, within_s: float) -> None:
-        """Wait until health calls a node's plugin healthy."""
+        """Wait until health shows a node's plugin as healthy."""
         real_cluster.until(
             lambda: self.plugins().get(node, {}).get("state") == "healthy",
             f"the plugin of {node} is healthy",
@@ -87,9 +87,9 @@ class World:
         )
 
     def until_back(self, node: str, *, within_s: float) -> None:
-        """Wait until health receives a node's plugin and knows of no problem with it.
+        """Wait until health shows a node's plugin as healthy or recovering.
 
-        After repeated failures flap damping delays the verdict HEALTHY further, as it should.
+        After repeated failures, flap damping rightly delays the verdict HEALTHY.
         """
         real_cluster.until(
             lambda: self.plugins().get(node, {}).get("state") in {"healthy", "recovering"},
@@ -98,7 +98,7 @@ class World:
         )
 
     def attack(self, name: str, seconds: float) -> dict[str, int]:
-        """Attack from inside the pod of the node's plugin; return what NATS said, as counts."""
+        """Run an attack in the pod of the node's plugin; return the counts that it prints."""
         (pod,) = [
             each["metadata"]["name"]
             for each in self.cluster.pods("muster-plugin")
@@ -115,7 +115,7 @@ class World:
 
     @contextlib.asynccontextmanager
     async def user(self, creds: Path, **options: Any) -> AsyncIterator[bus_subjects.Client]:
-        """Connect to NATS with credentials, as the pods do: by TLS, under the servers' name."""
+        """Connect to NATS with credentials and, as the pods do, with TLS and the servers' name."""
         compat.ignore_tls_eof()
         credentials = nkeys.read_creds(creds.read_text())
         server = self.cluster.pods("muster-nats")[0]["status"]["podIP"]
@@ -132,7 +132,7 @@ class World:
 
     @contextlib.asynccontextmanager
     async def victim(self, name: str) -> AsyncIterator[Victim]:
-        """Invent a node whose plugin is well, and has published events and its inventory."""
+        """Simulate a node whose healthy plugin has published events and its inventory."""
         made = Victim(f"muster-victim-{name}")
         creds = self.folder / f"{made.node}.creds"
         self.cluster.shell(f"muster auth node {made.node} --out {creds}", self.folder)
@@ -146,7 +146,7 @@ class World:
                 task.cancel()
             await asyncio.gather(*being, return_exceptions=True)
             self.cluster.good("delete", "node", made.node)
-            # nobody ends it there, and the garbage collector waits for most of a minute
+            # no kubelet ends the pod, and the garbage collector waits for most of a minute
             pod = ("pod", "--field-selector", f"spec.nodeName={made.node}")
             self.cluster.good("-n", "muster", "delete", *pod, "--force", "--grace-period=0")
 
@@ -162,7 +162,7 @@ class World:
             return counts
 
     async def until_fallen(self, victim: Victim, *, within_s: float) -> float:
-        """Return how long after its failure health's verdict about a victim came."""
+        """Wait for the verdict PLUGIN_DOWN on a victim; return the seconds since its failure."""
 
         def is_fallen() -> bool:
             return self.plugins().get(victim.node, {}).get("verdict") == "PLUGIN_DOWN"
@@ -200,7 +200,7 @@ class World:
             await asyncio.sleep(_RENEW_S)
 
     async def _be(self, victim: Victim, creds: Path) -> None:
-        """Be the plugin on that node until it fails."""
+        """Act as the plugin of the node until it fails."""
         async with self.user(creds, name=f"{PLUGIN} {victim.node}") as plugin:
             store = plugin.raw.jetstream().publish
             for number, event in enumerate([*_allocations(victim.node), _inventory(victim.node)]):

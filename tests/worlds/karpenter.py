@@ -1,8 +1,8 @@
 """Karpenter in the real cluster, with a node group that starts at zero.
 
 Karpenter, the scheduler and the API server are real. The nodes are simulated: Karpenter's provider
-`kwok` creates a Node object instead of a machine, and the program kwok acts as its kubelet, for
-which each pod is Running.
+`kwok` creates a Node object instead of a machine, and the program kwok acts as its kubelet, which
+reports each pod as Running.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from tests.worlds.real_cluster import Cluster, until
 
 POOL: Final = "apps"
 SELECTOR: Final[Mapping[str, str]] = MappingProxyType({"karpenter.sh/nodepool": POOL})
-"""Selects the nodes of the group; the cluster's real node is none of them."""
+"""Selects the nodes of the group, which the cluster's real node is not in."""
 _KWOK: Final = (
     f"--config={layout.TOOLS / 'kwok/stages.yaml'}",
     f"--manage-nodes-with-label-selector=karpenter.sh/nodepool={POOL}",
@@ -40,7 +40,7 @@ _INSTANCE: Final = {
         }
     ],
 }
-"""The only kind of node that the group can have; Karpenter reserves 100m of its processors."""
+"""The only kind of node that the group can have; Karpenter reserves 100m of its CPU."""
 _CLASS: Final = {"group": "karpenter.kwok.sh", "kind": "KWOKNodeClass", "name": POOL}
 _GROUP: Final = {
     "apiVersion": "v1",
@@ -69,7 +69,7 @@ _GROUP: Final = {
 
 @contextlib.contextmanager
 def node_group(cluster: Cluster, folder: Path) -> Iterator[None]:
-    """Run Karpenter with an empty group of nodes; at the end remove its nodes and its kinds."""
+    """Run Karpenter with an empty group of nodes; at the end remove its nodes and its CRDs."""
     programs = {name: tools.built(name, print) / name for name in ("kwok", "karpenter")}
     source = tools.source("karpenter", "sigs.k8s.io/karpenter")
     kinds = ("-f", str(source / "pkg/apis/crds"), "-f", str(source / "kwok/apis/crds"))
@@ -87,7 +87,7 @@ def node_group(cluster: Cluster, folder: Path) -> Iterator[None]:
     }
     kwok = [str(programs["kwok"]), f"--kubeconfig={cluster.kubeconfig}", *_KWOK]
     with _running(kwok, {}), _running([str(programs["karpenter"])], settings):
-        # of a run that was interrupted
+        # what an interrupted run has left
         _remove(cluster)
         try:
             cluster.good("create", "-f", "-", given=_GROUP)
@@ -105,7 +105,7 @@ def nodes(cluster: Cluster) -> list[dict[str, Any]]:
 
 
 def claims(cluster: Cluster) -> list[dict[str, Any]]:
-    """Return what Karpenter has asked its provider for, oldest first."""
+    """Return Karpenter's NodeClaims, oldest first."""
     listed = cluster.get("nodeclaims")["items"]
     return sorted(listed, key=lambda claim: str(claim["metadata"]["creationTimestamp"]))
 

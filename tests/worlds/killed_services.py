@@ -1,4 +1,4 @@
-"""The notifier is killed at random points while alerts come and go: what was lost or repeated."""
+"""Kills the notifier at random points, and counts lost and repeated notifications."""
 
 import asyncio
 import itertools
@@ -13,16 +13,18 @@ from tests.worlds import receivers, webhook_sink
 
 _NODES: Final = 8
 _POINTS_S: Final = (0.0, 0.9)
-"""From the start of the process: reading, deciding, sending and remembering lie in between."""
+"""When it is killed, counted from its start; by then it reads, decides, sends or stores."""
 END_S: Final = 30.0
 _TIMES: Final = {"group_wait_s": 0, "group_interval_s": 0.05, "repeat_interval_s": 86_400}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What became of one receiver's news: lost at the end, shown twice, or repeated and dropped.
+    """What one receiver got.
 
-    `again_of_one_kill` is the most that was shown twice in one life of the notifier.
+    `lost` counts the nodes whose final state it does not know, `again` the notifications that it
+    showed again, and `dropped` the repeated ones that it dropped. `again_of_one_kill` is the
+    largest number shown again in one run of the notifier.
     """
 
     kills: int
@@ -34,7 +36,7 @@ class Result:
 
 
 async def play(directory: Path, *, kills: int, seed: int) -> dict[str, Result]:
-    """Kill the notifier again and again while alerts come and go; then judge what was received."""
+    """Kill the notifier `kills` times while alerts fire and resolve; return results by receiver."""
     chance = random.Random(seed)  # noqa: S311  # the points of death are no secret
     firing: set[int] = set()
     episodes: Counter[int] = Counter()
@@ -65,7 +67,7 @@ async def play(directory: Path, *, kills: int, seed: int) -> dict[str, Result]:
 
         try:
             await receiving.wait_for(is_known, END_S)
-            # what is sent once more comes before the news of one more node
+            # repeated notifications arrive before the one about one more node
             firing.add(_NODES)
             await world.says(_NODES, "firing", node=f"node-{_NODES}", episode=1)
             await receiving.wait_for(is_known, END_S)
@@ -84,7 +86,7 @@ def _ways() -> Iterable[str]:
 
 
 def _lost(receiving: receivers.Services, way: str, firing: set[int]) -> set[str]:
-    """Return the nodes of which a service does not know what is true."""
+    """Return the nodes whose true state a service does not know."""
     believed = {node for node, fires in receiving.known(way).items() if fires}
     return believed ^ {f"node-{number}" for number in firing}
 

@@ -1,4 +1,4 @@
-"""A Kubernetes API asked from tests that are no coroutines: the stand-in's or a real one's."""
+"""A client of a Kubernetes API, the stand-in or a real one, for tests that are not coroutines."""
 
 import asyncio
 from typing import Any
@@ -9,7 +9,7 @@ from muster.kubernetes import api as kubernetes_api
 
 
 class Client:
-    """The API that a kubeconfig names."""
+    """A client of the API that a kubeconfig names."""
 
     def __init__(self, kubeconfig: str) -> None:
         self.kubeconfig = kubeconfig
@@ -22,7 +22,7 @@ class Client:
         content: str = kubernetes_api.JSON,
         **query: str,
     ) -> kubernetes_api.Answer:
-        """Send a request; return the answer, whatever it is."""
+        """Send a request; return the answer, even if it is an error."""
 
         async def asked() -> kubernetes_api.Answer:
             async with await kubernetes_api.find(kubeconfig=self.kubeconfig, context=None) as api:
@@ -40,7 +40,7 @@ class Client:
         content: str = kubernetes_api.JSON,
         **query: str,
     ) -> Any:
-        """Send what must succeed; return the object."""
+        """Send a request that must succeed; return the object."""
         answer = self.ask(verb, path, body, content, **query)
         assert answer.is_ok, answer.problem
         return orjson.loads(answer.body)

@@ -1,4 +1,4 @@
-"""Kubelets for the statements about them: the stand-in with an API of ours, or a real cluster's."""
+"""Kubelets for the statements about them: the stand-in with its own API, or a real one."""
 
 import contextlib
 import dataclasses
@@ -20,13 +20,13 @@ from typing import Final
 import pytest
 
 DOMAIN: Final = "statements.muster.example"
-"""Resources of this domain, and of those below, are of statements."""
+"""The domain of the statements' resources; they may also use domains below it."""
 BOUND_S: Final = 30.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Node:
-    """A kubelet with an API that needs no credentials; `restart` is a command, or a URL to post."""
+    """A kubelet with an API that needs no credentials; `restart` is a command, or a URL to POST."""
 
     kind: str
     name: str
@@ -43,7 +43,7 @@ class Node:
 
 @contextlib.contextmanager
 def started(kind: str) -> Iterator[Node]:
-    """Give the kubelet of this kind."""
+    """Yield a kubelet of this kind; a stand-in runs until the block ends."""
     if kind == "real":
         with _real() as node:
             yield node
@@ -83,14 +83,14 @@ def _wait_for(url: str) -> None:
 
 @contextlib.contextmanager
 def _listening(module: str, *arguments: str) -> Iterator[str]:
-    """Run one of our stand-ins; give its URL."""
+    """Run one of our stand-ins; yield its URL."""
     with _running([sys.executable, "-m", module, *arguments], r'"http":\s*"([^"]+)"') as url:
         yield url
 
 
 @contextlib.contextmanager
 def _running(command: Sequence[str], pattern: str) -> Iterator[str]:
-    """Run a command; give what it says about itself on its first line that has this."""
+    """Run a command; yield the group of the first match of `pattern` in its output."""
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
@@ -129,7 +129,7 @@ def _real() -> Iterator[Node]:
 
 
 def _forget(node: Node) -> None:
-    """Make a real kubelet and its node forget our resources, and the devices of every pod."""
+    """Remove our resources, and the devices of every pod, from a real kubelet and its node."""
     (node.directory / "device-plugins/kubelet_internal_checkpoint").unlink(missing_ok=True)
     subprocess.run(shlex.split(node.restart), check=True)
     url = f"{node.api}/api/v1/nodes/{node.name}"

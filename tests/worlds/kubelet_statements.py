@@ -1,8 +1,8 @@
-"""Statements about a kubelet, each held against the stand-in and against a real one.
+"""Statements about a kubelet, each checked with the stand-in and with a real one.
 
 A statement is an async function that gets a `Kubelet`: its directory, and the API of its cluster.
-`@statement` makes a test of it. Each has a resource name of its own, so that one kubelet serves
-all of them.
+`@statement` turns it into a test. Each statement has a resource name of its own, so that they can
+share one kubelet.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ STAND_IN_CANNOT: Final = {
     "test_before_each_start_a_container_is_announced_if_the_plugin_wants_that": _NO_CONTAINERS,
     "test_the_health_of_a_device_is_in_the_status_of_its_pod": "muster does not read it there",
 }
-"""Statements that do not hold for the stand-in, and why; one that holds after all fails."""
+"""Statements that do not hold for the stand-in, and why; if one does hold, its test fails."""
 
 BOUND_S: Final = 30.0
 _EXPECTED_FAILURE_S: Final = 2.0
@@ -47,7 +47,7 @@ _LIMIT_S: Final = 150.0
 IMAGE: Final = "localhost/busybox:1"
 PODS: Final = "/api/v1/namespaces/default/pods"
 _PER_SOCKET: Final = (1, 37)
-"""Since this version a kubelet knows each registration by its socket, too (k/k#135437)."""
+"""Since this version a kubelet identifies a registration by its socket as well (k/k#135437)."""
 _serials = itertools.count(1)
 
 
@@ -65,7 +65,7 @@ class Kubelet:
     async def plugin(
         self, *ids: str, register: bool = True, resource: str = "", folder: Path | None = None
     ) -> device_plugin.DevicePlugin:
-        """Serve a plugin, and register it unless it shall do that itself."""
+        """Serve a plugin; register it if `register`."""
         plugin = self.unserved(*ids, resource=resource, folder=folder)
         await self._cleanup.enter_async_context(plugin)
         if register:
@@ -76,7 +76,7 @@ class Kubelet:
     def unserved(
         self, *ids: str, resource: str = "", folder: Path | None = None
     ) -> device_plugin.DevicePlugin:
-        """Return a plugin that is to be served with `serve`."""
+        """Return a plugin that is not yet served, for `serve`."""
         path = (folder or self.sockets) / f"toy-{os.getpid()}-{next(_serials)}.sock"
         return device_plugin.DevicePlugin(path, resource or self.resource, *ids)
 
@@ -109,7 +109,7 @@ class Kubelet:
         return OK
 
     async def shows(self, capacity: str | None, allocatable: str | None) -> None:
-        """Wait until the node shows these quantities of the resource; None: not at all."""
+        """Wait until the node shows these quantities of the resource; None means no entry."""
         wanted = (capacity, allocatable)
         await until(f"{self.resource} {wanted}", self._shown(), lambda shown: shown == wanted)
 
@@ -145,7 +145,7 @@ class Kubelet:
         return sorted(self._ids(answer.devices))
 
     async def holdings(self) -> dict[str, dict[str, list[str]]]:
-        """Return the ids by pod and container that hold any."""
+        """Return the ids that containers hold, by pod and container."""
         answer = await self.ask_podresources(
             lambda client: client.list(podres.ListPodResourcesRequest())
         )
@@ -156,7 +156,7 @@ class Kubelet:
         }
 
     async def holds(self, pod: str, **ids: list[str]) -> None:
-        """Wait until podresources say that these containers of a pod hold these ids."""
+        """Wait until the kubelet lists these ids for these containers of a pod."""
 
         async def read() -> object:
             return (await self.holdings()).get(pod)
@@ -166,7 +166,7 @@ class Kubelet:
     async def ask_podresources(
         self, ask: Callable[[rpc.PodResourcesClient], Awaitable[Any]]
     ) -> Any:
-        """Ask the kubelet; once more where it has had too many calls, from whomever."""
+        """Ask the kubelet; repeat that while it refuses because of too many calls from anyone."""
         while True:
             async with self._channel(self.node.directory / "pod-resources/kubelet.sock") as channel:
                 try:
@@ -177,7 +177,7 @@ class Kubelet:
             await asyncio.sleep(0.1)
 
     async def burst(self, calls: int) -> Counter[tuple[str, str]]:
-        """Send so many calls at once; count the answers by code and text."""
+        """Send `calls` calls at once; count the answers by code and text."""
         async with self._channel(self.node.directory / "pod-resources/kubelet.sock") as channel:
             await channel.channel_ready()
             client = rpc.PodResourcesClient(channel)
@@ -230,13 +230,16 @@ class Kubelet:
         return name
 
     def container(self, name: str, count: int, *command: str, **more: Any) -> dict[str, Any]:
-        """Return a container that sleeps, with so many devices."""
+        """Return a container with `count` devices; without a command it sleeps."""
         limits = {"limits": {self.resource: str(count)}} if count else {}
         run = [*(command or ("sleep", "3600"))]
         return {"name": name, "image": IMAGE, "command": run, "resources": limits, **more}
 
     async def admits(self, count: int) -> str:
-        """Bind pods until one runs: the first may come in the milliseconds of a change."""
+        """Bind pods until one runs; return its name.
+
+        The first may be bound in the milliseconds of a change, and then fail.
+        """
         while True:
             name = await self.pod(count)
             status = await until(
@@ -292,7 +295,7 @@ class Kubelet:
         await until("kubelet.sock", self._accepts, lambda accepts: accepts)
 
     async def _accepts(self) -> bool:
-        # the version is looked at before anything is dialled
+        # the kubelet checks the version before it connects to the endpoint
         code, _ = await self.register("no", version="v0", timeout_s=5)
         return code == "UNKNOWN"
 
@@ -314,7 +317,7 @@ OK: Final = ("OK", "")
 async def until(
     what: str, read: Callable[[], Awaitable[Any]], holds: Callable[[Any], object]
 ) -> Any:
-    """Read again and again until it holds; return that."""
+    """Call `read` until `holds` accepts its result; return the result."""
     value: Any = None
     try:
         async with asyncio.timeout(BOUND_S):
@@ -326,7 +329,7 @@ async def until(
 
 
 async def until_true(what: str, holds: Callable[[], object]) -> None:
-    """Look again and again until it holds."""
+    """Call `holds` until its result is true."""
 
     async def read() -> object:
         return holds()
@@ -340,7 +343,7 @@ Test = Callable[[kubelet_nodes.Node, pytest.FixtureRequest], None]
 
 
 def statement(story: Statement, *, since: Version = (0, 0), before: Version = (99, 0)) -> Test:
-    """Make a test of a statement, which may be one about some versions only."""
+    """Return a test of a statement, which may be limited to some versions of the kubelet."""
 
     def test(node: kubelet_nodes.Node, request: pytest.FixtureRequest) -> None:
         if not since <= node.version < before:
@@ -362,17 +365,17 @@ def statement(story: Statement, *, since: Version = (0, 0), before: Version = (9
 
 
 def before_1_37(story: Statement) -> Test:
-    """State what holds for kubelets that know a plugin only by its resource's name."""
+    """Return a test for kubelets that identify a plugin only by its resource's name."""
     return statement(story, before=_PER_SOCKET)
 
 
 def since_1_37(story: Statement) -> Test:
-    """State what holds for kubelets that know a plugin by its socket, too."""
+    """Return a test for kubelets that identify a plugin by its socket as well."""
     return statement(story, since=_PER_SOCKET)
 
 
 def since_1_36(story: Statement) -> Test:
-    """State what holds for kubelets with what became a default in 1.36."""
+    """Return a test for kubelets with the features that became a default in 1.36."""
     return statement(story, since=(1, 36))
 
 

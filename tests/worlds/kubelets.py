@@ -1,4 +1,4 @@
-"""A kubelet and a plugin that can be harmed: the worlds in which the stories of a loss are played.
+"""A kubelet and a plugin into which tests inject faults, such as a dropped stream.
 
 The plugin is a process, and so is the kubelet: the stand-in, or with `-m kubelet` a real one, which
 MUSTER_KUBELET_DIR and KUBECONFIG name (docs/real-kubelet.md).
@@ -25,7 +25,7 @@ import pytest
 
 FUSE: Final = "muster.example/fuse"
 BOUND_S: Final = 60.0
-"""A real kubelet tells the API of a change with its next status, every 10 s."""
+"""A real kubelet reports a change to the API with its next status, every 10 s."""
 PLUGIN: Final = ("-m", "muster_plugin")
 _SABOTAGE: Final = """
 import asyncio, contextlib, ctypes, os, signal, socket, sys
@@ -75,8 +75,11 @@ sys.exit(plugin.main())
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 _PIDFD_GETFD: Final = 438
 SABOTAGED: Final = ("-c", _SABOTAGE)
-"""The plugin, which at SIGUSR1 ends its server, at SIGUSR2 has nobody listen at its socket, and at
-SIGWINCH does not hear any more what happens to files."""
+"""The plugin with signal handlers that sabotage it.
+
+SIGUSR1 stops its gRPC servers and its watches of files, SIGUSR2 stops the listening on its sockets,
+and SIGWINCH stops its watches of files.
+"""
 
 
 class Program:
@@ -86,7 +89,7 @@ class Program:
         self.process = process
 
     async def said(self, event: str, **facts: object) -> dict[str, Any]:
-        """Read the log until this event with these facts."""
+        """Read the log until this event with these facts; return it."""
         assert self.process.stdout is not None
         while line := await self.process.stdout.readline():
             said: dict[str, Any] = orjson.loads(line)
@@ -120,14 +123,14 @@ class World(Protocol):
     node: str
 
     async def allocatable(self) -> int:
-        """How many devices the node offers."""
+        """Return how many devices the node offers."""
 
     async def do(self, what: str) -> None:
-        """Do to the kubelet what happens to kubelets; skips what this one cannot suffer."""
+        """Inject a fault, a path of the stand-in's HTTP API; skip the test if it is impossible."""
 
 
 class StandIn:
-    """The stand-in, told over HTTP."""
+    """The stand-in for a kubelet, controlled over HTTP."""
 
     def __init__(self, directory: Path, http: str) -> None:
         self.directory = directory
@@ -149,7 +152,7 @@ class StandIn:
 
 
 class Real:
-    """A real kubelet; `kubectl` shows what its node offers, and a command of yours restarts it."""
+    """A real kubelet; the command in MUSTER_KUBELET_RESTART, if set, restarts it."""
 
     def __init__(self, directory: Path, node: str) -> None:
         self.directory = directory
@@ -170,7 +173,7 @@ class Real:
 
 
 def drop_connections(path: Path) -> None:
-    """Shut down what the kubelets of this machine have open to a socket; needs root."""
+    """Shut down the connections of this machine's kubelets to a socket; needs root."""
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             if (folder / "comm").read_text().strip() != "kubelet":
@@ -229,7 +232,7 @@ async def real() -> AsyncIterator[World]:
 async def plugin(
     world: World, registration: str = "register", *, program: tuple[str, ...] = PLUGIN
 ) -> AsyncIterator[Program]:
-    """Run the plugin; as `SABOTAGED` it harms itself when told to."""
+    """Run the plugin; with `SABOTAGED` as `program`, signals sabotage it."""
     file = Path(tempfile.mkdtemp(prefix="mu-")) / "plugin.json"
     groups = [{"devices": [{"path": "/dev/null"}]}]
     resource = {"name": FUSE, "groups": groups, "registration": registration}

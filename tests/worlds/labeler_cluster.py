@@ -1,4 +1,4 @@
-"""A cluster to look at and to label: the API stand-in on a loop of its own, and the commands."""
+"""A stand-in for the Kubernetes API, objects for it, and calls of `muster` commands that use it."""
 
 import asyncio
 import contextlib
@@ -38,7 +38,7 @@ _KINDS = {
 
 
 class Cluster:
-    """The stand-in, driven from tests that are no coroutines, as the commands are."""
+    """A stand-in for the Kubernetes API, on an event loop in a thread, for synchronous tests."""
 
     def __init__(self, directory: pathlib.Path) -> None:
         self._audit_log = directory / "audit.log"
@@ -64,14 +64,14 @@ class Cluster:
         return asyncio.run_coroutine_threadsafe(story, self._loop).result(30)
 
     def put(self, *objects: dict[str, Any], manager: str = "kubectl") -> None:
-        """Create objects, as somebody else."""
+        """Create objects as another field manager."""
         for entry in objects:
             namespace = entry["metadata"].get("namespace", "default")
             path = _KINDS[entry["kind"]].format(namespace)
             self.send("POST", f"{path}?fieldManager={manager}", entry)
 
     def node(self, name: str) -> dict[str, Any]:
-        """Return a node as it stands."""
+        """Return a node from the API."""
         node: dict[str, Any] = self.send("GET", f"/api/v1/nodes/{name}")
         return node
 
@@ -81,7 +81,7 @@ class Cluster:
         return labels
 
     def apply(self, name: str, labels: dict[str, str], manager: str = model.FIELD_MANAGER) -> None:
-        """Write labels by server-side apply, as we do."""
+        """Write a node's labels by server-side apply, as the labeler does."""
         path = f"/api/v1/nodes/{name}?fieldManager={manager}"
         body = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels}}
         self.send("PATCH", path, body, "application/apply-patch+yaml")
@@ -89,7 +89,7 @@ class Cluster:
     def send(
         self, method: str, path: str, body: object = None, content: str = "application/json"
     ) -> Any:
-        """Ask the API as its administrator."""
+        """Send a request as administrator; return the decoded response, which must be a success."""
         return self._run(self._send(method, path, body, content))
 
     async def _send(self, method: str, path: str, body: object, content: str) -> Any:
@@ -107,14 +107,14 @@ class Cluster:
         return orjson.loads(rest)
 
     def writes(self, path: str) -> list[float]:
-        """Return when the API received each write below a path, in order."""
+        """Return the times at which the API received writes below a path, in ascending order."""
         lines = [orjson.loads(line) for line in self._audit_log.read_bytes().splitlines()]
         writes = [line for line in lines if line["requestURI"].startswith(path)]
         times = [dt.datetime.fromisoformat(line["requestReceivedTimestamp"]) for line in writes]
         return sorted(time.timestamp() for time in times)
 
     def run(self, *words: str, kubeconfig: str | None = None) -> tuple[int, str, str]:
-        """Call a command; return its exit code, what it printed and what it told on stderr."""
+        """Run a command; return its exit code, standard output and standard error."""
         file = self.kubeconfig if kubeconfig is None else kubeconfig
         has_cluster = words[0] != "gpu-name" and "--kubeconfig" not in words
         options = ["--kubeconfig", file] if file and has_cluster else []
@@ -133,7 +133,7 @@ class Cluster:
         return code, report
 
     def user(self, *denied: tuple[str, str]) -> str:
-        """Return the kubeconfig of somebody with fewer rights."""
+        """Return the kubeconfig of a user without these rights, pairs of a verb and a resource."""
         file = self._directory / "limited"
         self.api.write_kubeconfig(file, token="limited")  # noqa: S106  # of the stand-in
         for verb, plural in denied:
@@ -143,7 +143,7 @@ class Cluster:
 
 @contextlib.contextmanager
 def cluster(directory: pathlib.Path) -> Iterator[Cluster]:
-    """Give a cluster."""
+    """Yield a running cluster."""
     with Cluster(directory) as made:
         yield made
 
@@ -151,7 +151,7 @@ def cluster(directory: pathlib.Path) -> Iterator[Cluster]:
 def node(
     name: str = "a", *, gpus: int | None = 8, usable: int | None = None, **more: Any
 ) -> dict[str, Any]:
-    """Return a node with GPUs; `labels`, `provider`, `runtime` and `resources` as given."""
+    """Return a node; `more` may be `labels`, `provider`, `runtime` and `resources`."""
     capacity = {"cpu": "8"} | ({} if gpus is None else {"nvidia.com/gpu": str(gpus)})
     offered = capacity if usable is None else {**capacity, "nvidia.com/gpu": str(usable)}
     resources = more.get("resources", {})
@@ -176,7 +176,7 @@ def node(
 def reports(
     nodes: dict[str, dict[sources.Product, int]], *, simulated: frozenset[str] = frozenset()
 ) -> dict[str, Any]:
-    """Return the ConfigMap in which the labeler writes down what agents report."""
+    """Return the ConfigMap in which the labeler stores the GPUs that agents reported."""
     return {
         "kind": "ConfigMap",
         "metadata": {"name": projection.INVENTORY_CONFIG_MAP, "namespace": "default"},

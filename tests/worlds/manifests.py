@@ -1,4 +1,4 @@
-"""What is deployed, rendered without a cluster, for tests."""
+"""The manifests of overlays, components and the chart, rendered without a cluster."""
 
 import contextlib
 import functools
@@ -27,7 +27,7 @@ CENTRAL: Final = ("health", "labeler", "notifier")
 Object = dict[str, Any]
 
 
-# it would read the megabyte of definitions again for each object
+# without the cache, each object would read the megabyte of definitions again
 kubernetes_validate.utils.schema_contents = functools.cache(
     kubernetes_validate.utils.schema_contents
 )
@@ -41,7 +41,7 @@ def validate(manifest: Object) -> None:
 
 
 def render(folder: Path) -> str:
-    """Return what kustomize makes of a folder."""
+    """Return the output of `kubectl kustomize` for a folder."""
     kubectl = shutil.which("kubectl", path=str(Path(sys.executable).parent)) or "kubectl"
     done = subprocess.run(
         [kubectl, "kustomize", str(folder)], capture_output=True, text=True, check=False
@@ -52,12 +52,12 @@ def render(folder: Path) -> str:
 
 @functools.cache
 def rendered(overlay: str) -> str:
-    """Return what kustomize makes of an overlay."""
+    """Return the output of `kubectl kustomize` for an overlay."""
     return render(ROOT / "k8s" / "overlays" / overlay)
 
 
 def with_component(overlay: str, *components: str, where: Path) -> list[Object]:
-    """Return every object of an overlay that has components as well."""
+    """Return every object of an overlay with added components, rendered in the folder `where`."""
     k8s = os.path.relpath(ROOT / "k8s", where)
     parts = {
         "resources": [f"{k8s}/overlays/{overlay}"],
@@ -69,7 +69,7 @@ def with_component(overlay: str, *components: str, where: Path) -> list[Object]:
 
 @functools.cache
 def objects(overlay: str) -> tuple[Object, ...]:
-    """Return every object of an overlay; they are not to be changed."""
+    """Return every object of an overlay; they are cached, so callers must not change them."""
     return tuple(
         manifest for manifest in yaml.load_all(rendered(overlay), yaml.CSafeLoader) if manifest
     )
@@ -83,7 +83,7 @@ def only(overlay: str, kind: str, name: str) -> Object:
 
 
 def pods(overlay: str) -> dict[str, Object]:
-    """Return the pod of every workload by the workload's name."""
+    """Return the pod spec of every workload, by the workload's name."""
     return {
         o["metadata"]["name"]: o["spec"]["template"]["spec"]
         for o in objects(overlay)
@@ -92,7 +92,7 @@ def pods(overlay: str) -> dict[str, Object]:
 
 
 def file_in(overlay: str, map_prefix: str, name: str) -> str:
-    """Return a file of the ConfigMap whose name is this and kustomize's hash."""
+    """Return a file of the ConfigMap whose name is `map_prefix` and kustomize's hash."""
     (path,) = [
         o["data"][name]
         for o in objects(overlay)
@@ -102,7 +102,10 @@ def file_in(overlay: str, map_prefix: str, name: str) -> str:
 
 
 def of_chart(values: Object, *, namespace: str = "muster", hooks: str = "") -> list[Object]:
-    """Return every object of the chart with these values, or those of the hooks that begin so."""
+    """Return the objects of the chart with these values.
+
+    By default these are all objects except hooks; with `hooks`, only hooks whose type begins so.
+    """
     helm = pytest.importorskip("helm_python", reason="no Helm: pip install helm-python-sdk")
     with contextlib.closing(helm.Chart.load(str(ROOT / "k8s/chart/muster"))) as chart:
         files = chart.render(values, name="muster", namespace=namespace)
@@ -118,7 +121,7 @@ def of_chart(values: Object, *, namespace: str = "muster", hooks: str = "") -> l
 
 
 def by_name(listed: Sequence[Object]) -> dict[tuple[str, str, str], Object]:
-    """Return objects by what they are; settings as trees, names without kustomize's hashes."""
+    """Return objects by kind, namespace and name, without hashes and with parsed settings."""
     plain = json.loads(
         re.sub(
             r'"(muster-(?:nats|console-writing|[a-z]+-settings))-[a-z0-9]{10}"',
@@ -134,7 +137,7 @@ def by_name(listed: Sequence[Object]) -> dict[tuple[str, str, str], Object]:
                 manifest["data"][name] = manifest["data"][name].strip()
         manifest["metadata"].pop("creationTimestamp", None)
         if "template" in manifest.get("spec", {}):
-            # what the hash in a ConfigMap's name is to kustomize
+            # the chart's checksums, which correspond to kustomize's hashes
             manifest["spec"]["template"]["metadata"].pop("annotations", None)
     return {
         (o["kind"], o["metadata"].get("namespace", ""), o["metadata"]["name"]): o for o in plain

@@ -1,7 +1,7 @@
-"""Adapter: a mount namespace of a test's own, so that its mounts are gone with it.
+"""Adapter for mount namespaces: runs a function in a new one, with which its mounts disappear.
 
-The test's body runs in a thread that has left the namespace of the process; threads that it starts
-follow it.
+The function runs in a thread that has left the namespace of the process; threads that it starts
+inherit the new one.
 """
 
 import concurrent.futures
@@ -20,7 +20,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts file
 
 
 def inside(body: Callable[[], Result]) -> Result:
-    """Return what `body` returns in a mount namespace of its own."""
+    """Run `body` in a new mount namespace; return its result, or raise its exception."""
     done: concurrent.futures.Future[Result] = concurrent.futures.Future()
 
     def run() -> None:

@@ -1,7 +1,7 @@
-"""The command `muster`, without the imports that take most of its time.
+"""Runs the command `muster` without the imports that take most of its time.
 
-It runs in forks of one process: see `tests/programs/forked_muster.py`. As processes of their own
-the commands are started by `tests/flow/test_extras.py`.
+It runs in forks of one process: see `tests/programs/forked_muster.py`.
+`tests/flow/test_extras.py` starts the commands as separate processes.
 """
 
 import atexit
@@ -30,7 +30,7 @@ def muster(
 ) -> tuple[int, str, str]:
     """Run a command; return its exit code, standard output and standard error.
 
-    `stdout` is a descriptor to write to instead.
+    `stdout` is a file descriptor that receives the standard output instead.
     """
     request = {
         "arguments": arguments,
@@ -68,7 +68,7 @@ def _text(file: IO[bytes]) -> str:
 
 @functools.cache
 def _requests() -> socket.socket:
-    """Start the process; return where it takes requests."""
+    """Start the process; return the socket for requests to it."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         process = subprocess.Popen(

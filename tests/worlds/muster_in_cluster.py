@@ -1,4 +1,4 @@
-"""muster in a cluster, as a kubeconfig reaches it: an API stand-in before real servers."""
+"""A simulated cluster with muster: an API stand-in that forwards ports to real servers."""
 
 import asyncio
 import base64
@@ -31,14 +31,14 @@ USER: Final = "alice"
 UNSET: Final = {"NATS_URL", "NATS_CREDS", "NATS_CA", "MUSTER_HEALTH_URL", "http_proxy"}
 PODS: Final = f"/api/v1/namespaces/{NAMESPACE}/pods"
 _LINE_MIN: Final = 16
-"""Shorter lines are brackets and the like."""
+"""Shorter lines, such as brackets, are not compared."""
 _ANY: Final = "muster.example"
-"""A name in a certificate that is no address of this machine."""
+"""A name in the certificate that is no address of this machine."""
 
 
 @dataclass
 class World:
-    """The API stand-in, a kubeconfig of a user with all rights, and muster behind it."""
+    """A running API stand-in, a client of it, and the kubeconfig of a user with all rights."""
 
     stand_in: kubernetes.KubernetesApi
     api: kubernetes_api.Api
@@ -46,11 +46,11 @@ class World:
     environment: dict[str, str] = field(default_factory=dict)
 
     def deny(self, verb: str, resource: str) -> None:
-        """Take a right from the user."""
+        """Deny the user a verb on a resource."""
         self.stand_in.users.deny(USER, verb, resource)
 
     async def create(self, kind: str, tree: Mapping[str, Any]) -> None:
-        """Create an object of muster's namespace."""
+        """Create an object in muster's namespace."""
         path = f"/api/v1/namespaces/{NAMESPACE}/{kind}"
         answer = await self.api.request("POST", path, body=tree, timeout_s=10)
         assert answer.is_ok, answer.problem
@@ -66,7 +66,7 @@ class World:
     async def pod(
         self, part: str, number: int, port: int, url: str, *, overlay: str = "minimal"
     ) -> None:
-        """Create a ready pod of a part of muster, whose port leads to a server of this machine."""
+        """Create a ready pod of a part of muster, with its port forwarded to the server `url`."""
         name = f"{part}-{number}"
         spec = manifests.pods(overlay)[part]
         labels = {"app.kubernetes.io/name": part, "app.kubernetes.io/part-of": "muster"}
@@ -107,7 +107,7 @@ async def empty(where: Path) -> AsyncIterator[World]:
 async def health(
     world: World, number: int, *, leader: str = "", firing: Sequence[Mapping[str, object]] = ()
 ) -> AsyncIterator[None]:
-    """Run a pod of health that answers with a state; it leads if nobody else is named."""
+    """Run a pod of health that serves a fixed state; it leads unless `leader` is another's name."""
     service = {"leads": None, "leader": leader} if leader else {"leads": 7}
     plugin = {"node": "node-a", "plugin": "device-plugin", "verdict": "HEALTHY", "alerts": firing}
     state = {"plugins": [plugin], "fleet": {}, "service": service}
@@ -133,7 +133,7 @@ async def notifier_settings(world: World, text: str) -> str:
 
 @contextlib.asynccontextmanager
 async def passwords(world: World, where: Path) -> AsyncIterator[str]:
-    """Run NATS as `minimal` has it, with the Secrets of reader and admin; give admin's address."""
+    """Run NATS as in `minimal`, with Secrets for reader and admin; yield a URL for admin."""
     config = nats_with_passwords.configuration(where)
     async with nats.NatsServer(where / "server", config=config) as server:
         await world.pod("muster-nats", 0, 4222, server.url)
@@ -144,7 +144,7 @@ async def passwords(world: World, where: Path) -> AsyncIterator[str]:
 
 @contextlib.asynccontextmanager
 async def credentials(world: World, where: Path) -> AsyncIterator[dict[str, str]]:
-    """Run NATS as `production` has it, with TLS and credentials; give each role's."""
+    """Run NATS as in `production`, with TLS; yield the credentials of reader and admin."""
     keyfiles.make(where, at=time.time())
     at, lasts = datetime.now(UTC), timedelta(days=1)
     keyfiles.make_certificates(where, [_ANY], at=at, lasts=lasts)
@@ -163,7 +163,7 @@ async def credentials(world: World, where: Path) -> AsyncIterator[dict[str, str]
 
 @contextlib.asynccontextmanager
 async def connected(url: str) -> AsyncIterator[bus.Bus]:
-    """Connect, and make the streams as health does."""
+    """Connect, and create the streams as health does; yield the connection."""
     async with bus.Bus(url, producer="test", name="test", owner=True) as link:
         await link.link.client()
         yield link
@@ -184,13 +184,13 @@ async def muster(world: World, *arguments: str, **more: str) -> tuple[int, str, 
 
 
 def rights(world: World, command: str, nats: str = "") -> str:
-    """Return the line that says whose rights a command used."""
+    """Return the line in which a command reports whose rights it used."""
     where = f"context muster ({world.stand_in.url}), namespace muster; as alice"
     return f"muster {command}: {where}{'; NATS as ' if nats else ''}{nats}"
 
 
 async def command(world: World, *arguments: str) -> tuple[int, str, list[str]]:
-    """Run a command in a thread; return its exit code, standard output, and lines of errors."""
+    """Run a command in a thread; return what `muster` returns."""
     out, errors = io.StringIO(), io.StringIO()
     with (
         pytest.MonkeyPatch.context() as patch,
@@ -213,12 +213,12 @@ def unpacked(file: Path) -> dict[str, str]:
 
 
 def leaked(content: Mapping[str, str], secrets: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return which values of Secrets, or long lines of them, files have, and where."""
+    """Return which files contain values of Secrets, or long lines of them, and which values."""
     words: dict[str, str] = {}
     for secret in secrets:
         for key, encoded in secret.get("data", {}).items():
             value = base64.b64decode(encoded).decode("utf-8", "replace")
-            # the frames of keys and certificates say nothing
+            # the first and last lines of keys and certificates are not secret
             lines = [
                 line
                 for line in value.splitlines()

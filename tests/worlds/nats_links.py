@@ -1,4 +1,4 @@
-"""Connections to NATS in tests: what is waited for, and another client on the same server."""
+"""Helpers for tests of connections to NATS: a server, another client, and waits."""
 
 import asyncio
 import contextlib
@@ -14,7 +14,7 @@ Story = Callable[[local.NatsServer], Awaitable[None]]
 
 
 def play(directory: Path, story: Story, config: str | None = None) -> None:
-    """Play a story with a server of its own."""
+    """Run `story` with a new NATS server, for at most 100 s."""
 
     async def played() -> None:
         file = None
@@ -32,7 +32,7 @@ def play(directory: Path, story: Story, config: str | None = None) -> None:
 
 @contextlib.asynccontextmanager
 async def raw(url: str) -> AsyncIterator[nats.aio.client.Client]:
-    """Connect another client to the same server."""
+    """Connect a client of nats-py to the server; yield it."""
     client = nats.aio.client.Client()
     await client.connect(url)
     try:
@@ -42,20 +42,20 @@ async def raw(url: str) -> AsyncIterator[nats.aio.client.Client]:
 
 
 async def flushed(client: nats.aio.client.Client) -> None:
-    """Return when the server has received all that a client sent.
+    """Wait until the server has received everything that a client sent.
 
-    The first of two flushes sends it: nats-py writes its PING ahead of what is pending (2.16).
+    This takes two flushes: nats-py 2.16 writes the PING of the first one before pending data.
     """
     await client.flush()
     await client.flush()
 
 
 async def settled(link: connection.Connection) -> None:
-    """Return when the server knows our subscriptions."""
+    """Wait until the server knows the subscriptions of this connection."""
     await flushed(await link.client())
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Let the event loop go on until a condition holds."""
-    while not condition():  # what it waits for is another library's
+    """Wait until a condition holds, while the event loop runs."""
+    while not condition():  # it may depend on another library, which does not notify
         await asyncio.sleep(0.005)

@@ -1,4 +1,4 @@
-"""A nats-server that believes keys and tokens, the gates before it, and a cluster that issues."""
+"""A nats-server, gates that authenticate its clients, and a stand-in for the API server."""
 
 import asyncio
 import contextlib
@@ -25,11 +25,11 @@ from tests.worlds import bus_subjects, token_issuer
 
 ROOT = Path(__file__).resolve().parents[2]
 _KEYS_AGE_S = 3600
-"""Keys are changed long after they were made."""
+"""The age of the keys: in practice, keys are rotated long after their creation."""
 
 
 class Cluster:
-    """What an API server shows of its keys, at an address of its own; it can go and come back."""
+    """A stand-in for an API server that publishes its keys; it can be stopped and restarted."""
 
     def __init__(self) -> None:
         self.url = ""
@@ -39,7 +39,7 @@ class Cluster:
         self._stack = contextlib.AsyncExitStack()
 
     async def come(self) -> None:
-        """Be there."""
+        """Start; after a stop, at the same address as before."""
         routes = {
             "/openid/v1/jwks": self._show,
             "/.well-known/openid-configuration": lambda: (
@@ -54,7 +54,7 @@ class Cluster:
         self._port = int(self.url.rpartition(":")[2])
 
     async def go(self) -> None:
-        """Be away."""
+        """Stop."""
         await self._stack.aclose()
 
     def _show(self) -> probes.Answer:
@@ -63,7 +63,7 @@ class Cluster:
 
 
 class World:
-    """One server, some gates; an async context manager."""
+    """A server and some gates, as an async context manager."""
 
     def __init__(self, where: Path, *, gates: int = 1, **settings: Any) -> None:
         self.where = where
@@ -76,7 +76,7 @@ class World:
         self._settings = settings
 
     async def __aenter__(self) -> Self:
-        """Start everything; what has started is ended where the rest does not."""
+        """Start everything; if a part fails to start, end those that have started."""
         try:
             await self.cluster.come()
             await self.server.start()
@@ -107,14 +107,14 @@ class World:
                     await asyncio.sleep(0.02)
 
     def reload(self) -> None:
-        """Have the server read its configuration again."""
+        """Write the configuration again from the keys, and make the server reload it."""
         configured(self.keys, self.where)
         os.kill(self.server.pid, signal.SIGHUP)
 
     def plugin(
         self, token: str, **options: Any
     ) -> contextlib.AbstractAsyncContextManager[bus_subjects.Client]:
-        """Connect with a token."""
+        """Connect with a token, as a plugin does."""
         prefix = {"inbox_prefix": "_INBOX.plugin_node-a"}
         return bus_subjects.client(self.server.url, token=token, **prefix | options)
 
@@ -129,7 +129,7 @@ class World:
         return self.holder((self.keys / "admin.creds").read_text())
 
     async def counted(self) -> dict[str, int]:
-        """Return how often each answer was given that was given, by all gates that are there."""
+        """Return how often the running gates gave each answer, without zeros."""
         total: dict[str, int] = {}
         for gate in self.gates:
             if gate.is_running:
@@ -180,7 +180,7 @@ def holder(
 
 
 def configured(keys: Path, where: Path) -> Path:
-    """Write the configuration that is shipped, with these keys, on ports that are free."""
+    """Write the shipped configuration with these keys and without fixed ports."""
     text = (ROOT / "k8s/base/nats/nats.conf").read_text("utf-8")
     text = text.replace("http: 8222\n", "").replace("port: 4222\n", "")
     text = re.sub(r"(pid_file|  store_dir): .*\n", "", text)
@@ -190,7 +190,7 @@ def configured(keys: Path, where: Path) -> Path:
 
 
 def token(node: str = "node-a", key: str = "k1", **changed: Any) -> str:
-    """Return a token that is good now."""
+    """Return a token that is valid now, except for `changed` claims."""
     return token_issuer.token(token_issuer.claims(node, at=time.time(), **changed), key)
 
 

@@ -14,11 +14,11 @@ from tests.worlds import bus_subjects, token_issuer
 
 ROOT = Path(__file__).resolve().parents[2]
 PASSWORD = "p" + "0123456789abcdef" * 3
-"""Of every user."""
+"""The password of every user."""
 
 
 def configuration(where: Path) -> Path:
-    """Write the configuration of the base, as the pod of NATS and its first container have it."""
+    """Write the base's configuration as in the NATS pod, with the output of its init container."""
     (where / "password").write_text(PASSWORD)
     (where / "nats-gate").mkdir()
     (where / "nats").mkdir()
@@ -38,7 +38,7 @@ def configuration(where: Path) -> Path:
 
 @contextlib.asynccontextmanager
 async def running(where: Path) -> AsyncIterator[tuple[local.NatsServer, processes.Process]]:
-    """Run both."""
+    """Run the server and the gate; yield them."""
     (where / "jwks.json").write_bytes(token_issuer.key_set(token_issuer.jwk("e1", "ES256")))
     async with local.NatsServer(where / "server", config=configuration(where)) as server:
         settings = {

@@ -1,4 +1,4 @@
-"""The runtime's side of an NRI connection: what it sends, and what it reads."""
+"""The runtime's side of an NRI connection: encodes its messages, and decodes the plugin's."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
@@ -15,7 +15,7 @@ ANNOTATED: Final = {"fuse.muster.dev/device": "true"}
 def request(
     method: str, payload: message.Message | bytes, *, stream: int = 1, service: str = SERVICE
 ) -> bytes:
-    """Return a call of the plugin."""
+    """Return an encoded request that calls a method of the plugin."""
     content = payload if isinstance(payload, bytes) else payload.SerializeToString()
     envelope = ttrpc_pb2.Request(service=service, method=method, payload=content)
     return wire.encode(
@@ -24,7 +24,7 @@ def request(
 
 
 def registered(*, code: int = 0, text: str = "") -> bytes:
-    """Return the response to the registration."""
+    """Return the encoded response to a plugin's registration, an error if `code` is not 0."""
     response = ttrpc_pb2.Response(payload=nri_pb2.Empty().SerializeToString())
     if code:
         response.status.code, response.status.message = code, text
@@ -33,7 +33,7 @@ def registered(*, code: int = 0, text: str = "") -> bytes:
 
 
 def responses(sent: bytes) -> Iterator[tuple[int, ttrpc_pb2.Response]]:
-    """Return the responses of a plugin, each with the stream that it answers."""
+    """Yield each response that a plugin sent, after the number of its stream."""
     for frame in wire.FrameReader().feed(sent):
         assert (frame.connection, frame.kind) == (wire.Connection.PLUGIN, wire.Kind.RESPONSE)
         yield frame.stream, ttrpc_pb2.Response.FromString(frame.data)

@@ -1,4 +1,4 @@
-"""An OpenID Connect issuer at which everybody is signed in already, with real RS256 keys."""
+"""A stand-in for an OpenID Connect issuer, which signs everybody in and has real RS256 keys."""
 
 import contextlib
 import time
@@ -14,7 +14,7 @@ CLIENT = "muster"
 
 
 class Issuer:
-    """What answers like an issuer; `claims` replace those of its tokens."""
+    """The HTTP handlers of the issuer; `claims` replace those of its tokens."""
 
     def __init__(self) -> None:
         self.url = ""
@@ -23,17 +23,17 @@ class Issuer:
         self._codes: dict[str, dict[str, str]] = {}
 
     async def configuration(self, _: web.Request) -> web.Response:
-        """Answer with what an issuer publishes."""
+        """Return the issuer's discovery document."""
         names = {"authorization_endpoint": "authorize", "token_endpoint": "token"}
         places = {name: f"{self.url}/{path}" for name, path in names.items()}
         return web.json_response({"issuer": self.url, "jwks_uri": f"{self.url}/keys", **places})
 
     async def keys(self, _: web.Request) -> web.Response:
-        """Answer with the public key."""
+        """Return the key set with the public key."""
         return web.json_response({"keys": [token_issuer.jwk(self.key, "RS256")]})
 
     async def authorize(self, request: web.Request) -> web.Response:
-        """Send the browser back with a code."""
+        """Redirect the browser back with a code."""
         query = dict(request.query)
         assert (query["client_id"], query["response_type"]) == (CLIENT, "code")
         assert query["code_challenge_method"] == "S256"
@@ -43,7 +43,7 @@ class Issuer:
         raise web.HTTPFound(back)
 
     async def token(self, request: web.Request) -> web.Response:
-        """Answer with an ID token for a code, once, to whoever knows its verifier."""
+        """Return an ID token for a code, once, if the code verifier matches."""
         form = await request.post()
         asked = self._codes.pop(str(form["code"]), None)
         if (
@@ -68,7 +68,7 @@ class Issuer:
 
 @contextlib.asynccontextmanager
 async def answering() -> AsyncIterator[Issuer]:
-    """Serve an issuer."""
+    """Serve an issuer; yield it."""
     issuer, application = Issuer(), web.Application()
     application.router.add_get("/.well-known/openid-configuration", issuer.configuration)
     application.router.add_get("/keys", issuer.keys)

@@ -1,7 +1,7 @@
-"""Device plugins of others in the real cluster, as DaemonSets of tests/cluster/peers, and faults.
+"""Third-party device plugins in the real cluster, from tests/cluster/peers, and their faults.
 
-The hardware is a stand-in: files that their pods mount, and NVML of tests/worlds/nvml. The plugins
-are what their users run, so what is done to them is what happens to them.
+The plugins are the original programs. Their hardware is simulated: files that their pods mount, and
+the fake NVML of tests/worlds/nvml.
 """
 
 import contextlib
@@ -31,17 +31,17 @@ _INTEL: Final = layout.STATE / "intel"
 _SAMPLE: Final = layout.STATE / "sample"
 _SERIAL: Final = ("/dev/ttyUSB0", "/dev/ttyUSB1")
 _ERROR: Final = re.compile(r"^[EF]\d{4} |level=error|level=warn|^panic:", re.MULTILINE)
-"""An error in a log of klog or of go-kit."""
+"""An error in a log of klog or go-kit, or a warning in one of go-kit."""
 _KILL_PAUSE_S: Final = 0.02
 _LOOKS_S: Final = 6.0
-"""The sample plugin looks every 5 s whether it shall register."""
+"""The sample plugin checks every 5 s whether it should register."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Peer:
-    """A device plugin: its DaemonSet in kube-system, its program, how its socket is called.
+    """A third-party device plugin: its DaemonSet in kube-system, its program and its socket.
 
-    `call` is what it logs of each call of the kubelet, where it does.
+    `call` matches its log lines about calls of the kubelet; it is empty if there are none.
     """
 
     name: str
@@ -91,7 +91,7 @@ GENERIC: Final = Peer(
 
 
 class Program:
-    """A program of others that a DaemonSet of kube-system runs on the node."""
+    """A third-party program that a DaemonSet in kube-system runs on the node."""
 
     def __init__(self, cluster: real_cluster.Cluster, daemonset: str, program: str) -> None:
         self.cluster = cluster
@@ -99,7 +99,7 @@ class Program:
         self._program = program.encode()
 
     def pid(self) -> int:
-        """Return its process, as this machine counts; 0 if none runs."""
+        """Return its process id on this machine; 0 if it does not run."""
         for folder in Path("/proc").iterdir():
             with contextlib.suppress(OSError, ValueError):
                 words = (folder / "cmdline").read_bytes().split(b"\0")[:2]
@@ -113,7 +113,7 @@ class Program:
         return len(list(Path(f"/proc/{self.pid()}/fd").iterdir()))
 
     def log(self) -> str:
-        """Return the log of its container; what kubectl says if there is none."""
+        """Return the log of its container, or kubectl's error message if there is none."""
         where = f"daemonset/{self._daemonset}"
         return self.cluster.ask("-n", "kube-system", "logs", where, "--tail=-1")[1]
 
@@ -130,7 +130,7 @@ class Program:
         )
 
     def pods(self) -> list[dict[str, Any]]:
-        """Return its pods that are to stay."""
+        """Return its pods that are not being deleted."""
         labels = self.cluster.get("daemonset", self._daemonset, "-n", "kube-system")["spec"]
         ((key, value),) = labels["selector"]["matchLabels"].items()
         pods = self.cluster.get("pods", "", "-n", "kube-system", "-l", f"{key}={value}")["items"]
@@ -138,7 +138,7 @@ class Program:
 
     @contextlib.contextmanager
     def stopped(self) -> Iterator[None]:
-        """Stop its process for a while."""
+        """Suspend its process until the block ends."""
         pid = until(self.pid, f"{self._daemonset} runs")
         os.kill(pid, signal.SIGSTOP)
         try:
@@ -149,7 +149,7 @@ class Program:
 
     @contextlib.contextmanager
     def crashing(self) -> Iterator[None]:
-        """Kill its process, and every one that follows it, for a while."""
+        """Kill its process, and each one that replaces it, until the block ends."""
         over = threading.Event()
 
         def kill() -> None:
@@ -169,7 +169,7 @@ class Program:
             thread.join()
 
     def restart(self) -> None:
-        """Kill its process, and wait until its pod has another."""
+        """Kill its process, and wait until its container has restarted."""
         before = self._restarts()
         os.kill(self.pid(), signal.SIGKILL)
         until(lambda: self._restarts() > before, f"{self._daemonset} has restarted")
@@ -179,7 +179,7 @@ class Program:
         return sum(each["restartCount"] for each in containers)
 
     def delete_pod(self) -> None:
-        """Delete its pod, and wait until another has taken its place."""
+        """Delete its pod, and wait until another one is ready."""
         gone = {pod["metadata"]["name"] for pod in self.pods()}
         self.cluster.good("-n", "kube-system", "delete", "pod", *gone, "--grace-period=1")
         where = f"daemonset/{self._daemonset}"
@@ -187,7 +187,7 @@ class Program:
 
 
 class Plugin(Program):
-    """A peer that runs in the cluster."""
+    """A third-party device plugin that runs in the cluster."""
 
     def __init__(self, cluster: real_cluster.Cluster, peer: Peer) -> None:
         super().__init__(cluster, peer.daemonset, peer.program)
@@ -203,12 +203,12 @@ class Plugin(Program):
         return {file for file in PLUGINS.glob(self.peer.socket) if file.is_socket()}
 
     def remove_socket(self) -> None:
-        """Remove its socket, as a careless clean-up does."""
+        """Remove its socket from the file system."""
         for file in self.sockets():
             file.unlink()
 
     def until_offered(self, devices: int | None = None) -> None:
-        """Wait until the node offers so many of its devices; by default all."""
+        """Wait until this number of its devices is allocatable, by default all."""
         wanted = str(self.peer.devices if devices is None else devices)
         until(
             lambda: self._is_offered(wanted),
@@ -217,14 +217,14 @@ class Plugin(Program):
         )
 
     def start_again(self) -> None:
-        """Delete its pod, and wait until the next one serves."""
+        """Delete its pod, and wait until all devices are allocatable again."""
         self.delete_pod()
         self.until_offered()
 
     def _is_offered(self, devices: str) -> bool:
-        """Return whether the node offers so many; the sample plugin registers when asked to."""
+        """Return whether `devices` are allocatable; if not, make the sample plugin register."""
         is_so = self.cluster.allocatable(self.peer.resource) == devices
-        # the node still offers the devices of the process before
+        # the node may still offer the devices of the previous process
         is_so = is_so and (self.peer is not SAMPLE or self.calls() > 0)
         if self.peer is SAMPLE and not is_so and time.monotonic() > self._asked_at + _LOOKS_S:
             self._asked_at = time.monotonic()
@@ -234,14 +234,14 @@ class Plugin(Program):
 
 
 class Hardware:
-    """The stand-ins for the hardware of the peers, which the pods mount."""
+    """The simulated hardware of the device plugins, which their pods mount."""
 
     def __init__(self) -> None:
         self.gpus = fake.Fake(_NVML / "state")
 
     @contextlib.contextmanager
     def plugged_in(self) -> Iterator["Hardware"]:
-        """Make it, and remove it. Raises NoCompiler if NVML cannot be built."""
+        """Create the hardware, and remove it at the end. Raises NoCompiler."""
         try:
             library = fake.built(_NVML)
             shutil.copy(library, _NVML / fake.SONAME)
@@ -256,12 +256,12 @@ class Hardware:
                 shutil.rmtree(folder, ignore_errors=True)
 
     def lose_gpus(self) -> None:
-        """Report a fault of every GPU of NVIDIA, after which its plugin calls them Unhealthy."""
+        """Report an XID of every NVIDIA GPU, after which the plugin lists them as Unhealthy."""
         for number in range(NVIDIA.devices):
             self.gpus.xid(number, 79)
 
     def intel(self, gpus: int) -> None:
-        """Have so many GPUs of Intel."""
+        """Provide this number of Intel GPUs."""
         drm, nodes = _INTEL / "sys/class/drm", _INTEL / "dev/dri"
         for folder in (drm, nodes):
             folder.mkdir(parents=True, exist_ok=True)
@@ -287,7 +287,7 @@ class Hardware:
 
 @contextlib.contextmanager
 def running(cluster: real_cluster.Cluster, peer: Peer) -> Iterator[Plugin]:
-    """Install a peer, wait until the node offers its devices, and remove it."""
+    """Install a device plugin, yield it when its devices are allocatable, and remove it."""
     plugin = Plugin(cluster, peer)
     try:
         cluster.good("apply", "-f", str(MANIFESTS / f"{peer.name}.yaml"))
@@ -298,14 +298,14 @@ def running(cluster: real_cluster.Cluster, peer: Peer) -> Iterator[Plugin]:
 
 
 def remove(cluster: real_cluster.Cluster, name: str) -> None:
-    """Remove what a manifest has."""
+    """Delete the objects of a manifest."""
     manifest = str(MANIFESTS / f"{name}.yaml")
     gone = ("--ignore-not-found", "--cascade=foreground", "--timeout=60s")
     cluster.good("delete", "-f", manifest, *gone)
 
 
 def import_images() -> None:
-    """Give the cluster the images of the peers; they are built the first time."""
+    """Import the images of the device plugins into the cluster; build them the first time."""
     subprocess.run([sys.executable, "-m", "scripts.cluster", "peers"], check=True)
 
 

@@ -1,19 +1,20 @@
-"""Pure: how plugins are not heard for a while, and what NATS and Kubernetes report meanwhile.
+"""Pure: simulates gaps in plugins' heartbeats, and what NATS and Kubernetes report during them.
 
-It is what real ones report (nats-server 2.15, measured with clients that were killed, stopped, cut
-off and reset; kubelet 1.36):
+The reports are those of real servers (nats-server 2.15, measured with clients that were killed,
+stopped, cut off and reset; kubelet 1.36). Times are in seconds after the event:
 
-| what happens             | its connection                   | a probe finds  | its pod         |
-|--------------------------|----------------------------------|----------------|-----------------|
-| heartbeats lost          | stays                            | an answer      | is Ready        |
-| the process stands still | Stale Connection after 10.7-14.7 | none, nobody   | is not, at 7-12 |
-| packets are dropped      | the same                         | none, nobody   | is Ready        |
-| the connection is reset  | Read Error at once               | nobody         | is Ready        |
-| the process crashes      | Client Closed, rarely Read Error | nobody         | waits, in 1.3 s |
-| the node dies            | Stale Connection after 10.7-14.7 | none, nobody   | is Ready        |
+| event                  | its connection                   | a probe gets       | its pod         |
+|------------------------|----------------------------------|--------------------|-----------------|
+| heartbeats are lost    | stays open                       | an answer          | Ready           |
+| the process is stopped | Stale Connection after 10.7-14.7 | none; no responder | not Ready, 7-12 |
+| packets are dropped    | Stale Connection after 10.7-14.7 | none; no responder | Ready           |
+| the connection resets  | Read Error at once               | no responder       | Ready           |
+| the process crashes    | Client Closed, rarely Read Error | no responder       | waiting, 1.3    |
+| the node dies          | Stale Connection after 10.7-14.7 | none; no responder | Ready           |
 
-A kubelet renews the lease every 10 s until its node dies. Not played: what restarts a container
-that stands still for more than 25 s, and a plugin that closes its connection itself and lives.
+A probe gets "no responder" once the server has closed the connection. A kubelet renews its lease
+every 10 s until its node dies. Not simulated: the restart of a container that is stopped for more
+than 25 s, and a plugin that closes its connection and keeps running.
 """
 
 import enum
@@ -30,9 +31,9 @@ DAY_S: Final = 86_400.0
 INTERVAL_S: Final = 5.0
 JITTER_S: Final = 0.5
 SHORT_S: Final = 20.0
-"""A pause or a cut that is shorter deserves no verdict at all."""
+"""A shorter pause or cut should not lead to any verdict."""
 _STALE_S: Final = (10.7, 14.7)
-"""nats-server and nats-py both give up a silent peer, with the pings of k8s/base/nats."""
+"""The time until nats-server or nats-py closes a silent connection, as set in k8s/base/nats."""
 _DIAL_S: Final = (0.1, 0.6)
 _DIAL_TIMEOUT_S: Final = 2.0
 _READINESS_S: Final = 5.0
@@ -40,17 +41,17 @@ _READINESS_TIMEOUT_S: Final = 2.0
 _LEASE_S: Final = 10.0
 _NODE_GRACE_S: Final = 50.0
 _SHOWN_S: Final = 0.3
-"""From the kubelet's noticing to the API; it looks for containers that ended once a second."""
+"""From the kubelet's detection to the API; it checks for ended containers once a second."""
 _RELIST_S: Final = 1.0
 _OFFERS_S: Final = 10.0
 _REPAIRED_S: Final = 120.0
-"""What fails is repaired so much later."""
+"""The time from a failure to its repair."""
 _RESET_CRASHES: Final = 0.1
-"""Where a process dies with bytes unread, the server says Read Error."""
+"""The share of crashes with unread bytes, for which the server reports Read Error."""
 
 
 class Kind(enum.StrEnum):
-    """What really is the case while a plugin is not heard."""
+    """The true cause of a gap in a plugin's heartbeats."""
 
     LOST = "beats lost"
     PAUSED = "paused"
@@ -66,23 +67,23 @@ RIGHT_VERDICT: Final = {
     Kind.FROZEN: Verdict.STUCK,
     Kind.NODE_DEAD: Verdict.NODE_DOWN,
 }
-"""The verdict on what fails."""
+"""The right verdict on a failure."""
 SHORT_LIVED: Final = {
     Kind.PAUSED: Verdict.STUCK,
     Kind.CUT: Verdict.UNREACHABLE,
     Kind.RESET: Verdict.UNREACHABLE,
 }
-"""The verdict on what lasts for long, and then mends itself."""
+"""The right verdict on a long gap that ends without a repair."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """How plugins that are well fail to be heard.
+    """The rates of gaps in the heartbeats of healthy plugins.
 
-    Each beat and each probe is lost with `loss`. A plugin has `pauses_per_day` pauses of
-    exponential length, `pause_s` in the mean. In `link_share` of these its way to the bus is cut,
-    in the others its process stands still; `reset_share` of the cuts end the connection at once,
-    in the others packets are dropped and nobody is told.
+    Each heartbeat and each probe is lost with probability `loss`. A plugin has `pauses_per_day`
+    pauses of exponentially distributed length, with the mean `pause_s`. In a share of `link_share`
+    its connection to the bus is cut, in the others its process is stopped. A share of `reset_share`
+    of the cuts resets the connection at once; in the others packets are dropped silently.
     """
 
     loss: float = 0.001
@@ -97,11 +98,11 @@ MODELS: Final = (Model(), Model(loss=0.01), Model(pause_s=3.0))
 
 @dataclass(slots=True, kw_only=True)
 class Gap:
-    """A plugin is not heard after `begins_at`, its last beat; `kind` says why.
+    """A gap in a plugin's heartbeats after the one at `begins_at`; `kind` is its cause.
 
-    What it suffers lasts from `since` until `until`. It can answer again at `back_at`, and beats
-    again at `ends_at`. The server gives its connection up at `stale_at`. `is_closed` is that the
-    server has none of it now.
+    The cause lasts from `since` until `until`. The plugin can answer again at `back_at`, and sends
+    heartbeats again at `ends_at`. The server closes its connection at `stale_at`. `is_closed` is
+    whether the server has no connection of it now.
     """
 
     kind: Kind
@@ -115,12 +116,12 @@ class Gap:
 
     @property
     def lasts_s(self) -> float:
-        """Return how long what it suffers lasts."""
+        """Return the duration of the cause."""
         return self.until - self.since
 
 
 class Draw:
-    """Draws gaps of one model from one source of randomness."""
+    """Draws random gaps of one model."""
 
     def __init__(self, model: Model, source: random.Random) -> None:
         self._model = model
@@ -138,12 +139,12 @@ class Draw:
         return gap
 
     def crash_reason(self) -> str:
-        """Draw what the server reports of a process that crashed."""
+        """Draw the server's reason for the disconnect of a crashed process."""
         has_unread = self._random.random() < _RESET_CRASHES
         return "Read Error" if has_unread else "Client Closed"
 
     def next_gap(self, now: float) -> Gap:
-        """Draw when a healthy plugin is next not heard for more than two intervals, and why."""
+        """Draw the next gap of more than two intervals in a healthy plugin's heartbeats."""
         model = self._model
         heartbeats_per_day = DAY_S / INTERVAL_S
         lost_per_day = heartbeats_per_day * model.loss**2 * (1 - model.loss)
@@ -161,7 +162,7 @@ class Draw:
         return Gap(kind=Kind.LOST, begins_at=begins_at, since=begins_at, ends_at=ends_at)
 
     def _paused(self, begins_at: float) -> Gap:
-        """Draw a pause, and when it is over for whom: the process, its connection, its beats."""
+        """Draw a pause, and when the process, its connection and its heartbeats recover."""
         model, draw = self._model, self._random
         since = begins_at + draw.random() * INTERVAL_S
         until = since + draw.expovariate(1 / model.pause_s)
@@ -177,12 +178,12 @@ class Draw:
         gives_up_at = since + draw.uniform(*_STALE_S)
         if stale_at <= until:
             gap.stale_at = stale_at
-            # what it says first, it says into a connection that is gone
+            # its first messages go to a connection that the server has closed
             gap.back_at = until + draw.uniform(*_DIAL_S)
             gap.back_at += draw.random() * _DIAL_TIMEOUT_S if kind is Kind.CUT else 0.0
             gap.ends_at = gap.back_at + draw.random() * INTERVAL_S
         elif kind is Kind.CUT:
-            # what was lost is sent again; or its own side has closed the connection meanwhile
+            # lost packets are sent again, unless its own side has closed the connection
             gap.back_at = until + draw.random() * _DIAL_TIMEOUT_S
             gap.stale_at = until if gives_up_at <= until else math.inf
             gap.ends_at = gap.back_at + draw.random() * INTERVAL_S
@@ -192,7 +193,7 @@ class Draw:
 
 
 def cluster_facts(gap: Gap | None, phase: float, now: float) -> signals.Facts:
-    """Return what the Kubernetes API answers about a node and its pod; `phase` is its kubelet's."""
+    """Return the Kubernetes API's facts about a node and its pod; `phase` is its kubelet's."""
     is_dead = gap is not None and gap.kind is Kind.NODE_DEAD
     last = min(now, gap.since) if gap is not None and is_dead else now
     renewed_at = last - (last - phase * _LEASE_S) % _LEASE_S

@@ -1,4 +1,4 @@
-"""The plugin as a process, for tests of what it does in the world."""
+"""Runs the plugin, or another program of nodes, as a process for tests."""
 
 import asyncio
 import contextlib
@@ -15,14 +15,14 @@ from muster.local import kubelet as stand_in
 
 
 class Plugin:
-    """The process, with its log."""
+    """The process, with the lines of its log that were read."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self.process = process
         self.log: list[dict[str, Any]] = []
 
     async def said(self, event: str, **facts: object) -> dict[str, Any]:
-        """Read the log until this event with these facts."""
+        """Read the log until an event with these facts; return its line."""
         assert self.process.stdout is not None
         while line := await self.process.stdout.readline():
             self.log.append(orjson.loads(line))
@@ -31,18 +31,18 @@ class Plugin:
         raise AssertionError(f"ended without {event}: {await self.ended()}")
 
     async def ended(self) -> tuple[int | None, str]:
-        """Wait for the end; return the exit code and what was said on stderr."""
+        """Wait until the process has ended; return its exit code and standard error."""
         _, errors = await self.process.communicate()
         return self.process.returncode, errors.decode()
 
     async def stop(self) -> None:
-        """Send SIGTERM; the end must come within two seconds, and in order."""
+        """Send SIGTERM; the process must end within 30 s, with code 0 and no errors."""
         self.process.send_signal(signal.SIGTERM)
         async with asyncio.timeout(30):
             assert await self.ended() == (0, "")
 
     async def asked(self, path: str) -> tuple[int, str]:
-        """Ask its probes; it must have said where it listens."""
+        """Return the status and body of a path; the address must be in the log that was read."""
         address = next(said["http"] for said in self.log if said["event"] == "listening")
         host, _, port = str(address).removeprefix("http://").partition(":")
         reader, writer = await asyncio.open_connection(host, int(port))
@@ -54,12 +54,12 @@ class Plugin:
 
 
 def resource(name: str, *paths: str, **more: object) -> dict[str, object]:
-    """Return a resource of which each path is a unit."""
+    """Return the settings of a resource with a unit for each path."""
     return {"name": name, "groups": [{"devices": [{"path": path}]} for path in paths], **more}
 
 
 def written(file: Path, *resources: dict[str, object], **more: object) -> Path:
-    """Write a configuration file as a whole."""
+    """Replace a configuration file atomically; return it."""
     new = file.with_name(f"{file.name}.new")
     new.write_bytes(orjson.dumps({"resources": resources, **more}))
     new.rename(file)
@@ -83,7 +83,7 @@ def plugin(
 async def started(
     config: Path, *more: str, program: str = "muster_plugin", **environment: str
 ) -> AsyncIterator[Plugin]:
-    """Run the plugin, or another program of nodes, as its configuration says."""
+    """Run the plugin, or another program of nodes, with a configuration file; yield it."""
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", program, "--config", str(config), *more),
@@ -100,14 +100,14 @@ async def started(
 
 
 async def until_allocatable(kubelet: stand_in.Kubelet, name: str, count: int) -> None:
-    """Wait until the node offers so many of a resource."""
+    """Wait until `count` units of a resource are allocatable."""
     await kubelet.until(
         lambda state: name in state.resources and state.resources[name].allocatable == count
     )
 
 
 def run(story: Callable[[], Awaitable[None]], *, limit_s: float = 100) -> None:
-    """Run a story, but not for ever."""
+    """Run `story` in a new event loop, for at most `limit_s` seconds."""
 
     async def limited() -> None:
         async with asyncio.timeout(limit_s):

@@ -1,4 +1,4 @@
-"""A cluster with device plugins and DRA drivers of others, as the Kubernetes API shows it."""
+"""Objects of a cluster with third-party device plugins and DRA drivers."""
 
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
@@ -19,7 +19,7 @@ HOUR: Final = 3600.0
 
 
 def ago(seconds: float) -> str:
-    """Return a time of the API server, this long ago."""
+    """Return the time `seconds` before `NOW`, in the format of the Kubernetes API."""
     return (NOW - timedelta(seconds=seconds)).isoformat()
 
 
@@ -32,7 +32,7 @@ def node(
     ready: str = "True",
     **more: Any,
 ) -> objects.Node:
-    """Return a node; `offers` has capacity and allocatable of each resource."""
+    """Return a node; `offers` contains capacity and allocatable of each resource."""
     counts = offers if offers is not None else {GPU: (8, 8)}
     labels = {"node.kubernetes.io/instance-type": kind, **more.pop("labels", {})}
     condition = {"type": "Ready", "status": ready, "lastTransitionTime": ago(age_s)}
@@ -52,7 +52,7 @@ def node(
 
 
 def plugin(on: str = "a", *, image: str = NVIDIA, ready_s: float = HOUR, **more: Any) -> shapes.Pod:
-    """Return a plugin's pod that is Ready for so long; not Ready with `ready="False"`."""
+    """Return a plugin's pod, Ready for `ready_s`, or not Ready with `ready="False"`."""
     condition = {
         "type": "Ready",
         "status": more.pop("ready", "True"),
@@ -86,7 +86,7 @@ def driver(on: str = "a", **more: Any) -> shapes.Pod:
 
 
 def user(name: str = "p", *, on: str = "a", asks: str = "", **more: Any) -> shapes.Pod:
-    """Return a pod that asks for a resource, or has a claim if it asks for none."""
+    """Return a pod that requests the resource `asks`, or has a resource claim if that is empty."""
     limits = {asks: "1"} if asks else {}
     spec = {"nodeName": on, "containers": [{"name": "c", "resources": {"limits": limits}}]}
     return msgspec.convert(
@@ -106,7 +106,7 @@ def user(name: str = "p", *, on: str = "a", asks: str = "", **more: Any) -> shap
 
 
 def claim(*pods: str, of: str = DRIVER) -> shapes.ResourceClaim:
-    """Return a claim that pods use."""
+    """Return a resource claim that is reserved for pods."""
     result = {"driver": of, "pool": "a", "device": "gpu-0", "request": "gpu"}
     consumers = [{"resource": "pods", "name": pod, "uid": pod} for pod in pods]
     return msgspec.convert(
@@ -149,7 +149,7 @@ def published(
 
 
 def rollout(*, updated: int = 1) -> shapes.DaemonSet:
-    """Return the DaemonSet of the plugins, of two nodes; all is done with `updated=2`."""
+    """Return the plugins' DaemonSet on two nodes; its rollout is complete with `updated=2`."""
     return msgspec.convert(
         {
             "metadata": {"name": "plugin", "namespace": "kube-system", "generation": 2},
@@ -166,12 +166,12 @@ def rollout(*, updated: int = 1) -> shapes.DaemonSet:
 
 
 def view(*nodes: objects.Node, pods: Any = (), **more: Any) -> plugin_facts.View:
-    """Return what was read of a cluster."""
+    """Return the view of a cluster with these objects."""
     read = {"daemon_sets": (), "slices": (), **more}
     return plugin_facts.View(now=NOW, nodes=nodes, pods=pods, **read)
 
 
 def findings(*nodes: objects.Node, pods: Any = (), **more: Any) -> list[PluginFinding]:
-    """Return what is wrong with a cluster."""
+    """Return the findings about a cluster with these objects."""
     facts = plugin_facts.gather(view(*nodes, pods=pods, **more))
     return [*plugin_findings.evaluate(facts), *driver_findings.evaluate(facts)]

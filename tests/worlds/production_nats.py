@@ -1,4 +1,4 @@
-"""Three real nats-servers with production's configuration, and a gate before them."""
+"""Three real nats-servers with production's configuration, and a gate for them."""
 
 import asyncio
 import contextlib
@@ -37,7 +37,7 @@ def configured(where: Path, *, name: str, port: int, others: list[int]) -> Path:
 
 
 def free_ports(count: int) -> list[int]:
-    """Return as many ports, all different: one asked for after another may be the same."""
+    """Return `count` different free ports; `nats.free_port` may return the same one again."""
     ports: set[int] = set()
     while len(ports) < count:
         ports.add(nats.free_port())
@@ -46,7 +46,7 @@ def free_ports(count: int) -> list[int]:
 
 @contextlib.asynccontextmanager
 async def three(where: Path) -> AsyncIterator[list[nats.NatsServer]]:
-    # a route's two ends both show the certificate
+    # both ends of a route present this certificate
     keyfiles.make_certificates(where, ["127.0.0.1"], at=datetime.now(UTC), lasts=timedelta(days=1))
     keyfiles.make(where, at=time.time())
     ports = free_ports(6)
@@ -61,14 +61,14 @@ async def three(where: Path) -> AsyncIterator[list[nats.NatsServer]]:
             )
             for number, port in enumerate(routes)
         ]
-        # all at once, as the StatefulSet does: one alone never finds a majority
+        # all at once, as the StatefulSet does: a single server never finds a majority
         await asyncio.gather(*(stack.enter_async_context(server) for server in servers))
         yield servers
 
 
 @contextlib.asynccontextmanager
 async def gate(where: Path, urls: str, **more: object) -> AsyncIterator[processes.Process]:
-    """Run a gate that believes the tokens of one key; `more` are settings."""
+    """Run a gate that accepts tokens signed with one key; `more` are settings."""
     (where / "jwks.json").write_bytes(token_issuer.key_set(token_issuer.jwk("e1", "ES256")))
     settings = {
         "signing": f"{where}/gate.json",

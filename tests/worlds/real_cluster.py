@@ -1,6 +1,7 @@
-"""A real cluster that may be thrown away: the one of KUBECONFIG, which `make cluster` starts.
+"""A real cluster for tests only: that of KUBECONFIG, which `make cluster` starts.
 
-Run `pytest -m cluster` and nothing less: a KUBECONFIG that merely lies about may be a real cluster.
+It is used only with `pytest -m cluster`, because a KUBECONFIG that happens to be set may lead to a
+cluster in production.
 """
 
 import contextlib
@@ -35,7 +36,7 @@ _PASSING: Final = {
     *("events", "events.events.k8s.io", "leases.coordination.k8s.io", "componentstatuses"),
     *("endpoints", "endpointslices.discovery.k8s.io", "nodes", "persistentvolumes"),
 }
-"""Kinds whose objects come and go by themselves; nodes are compared by what they say."""
+"""Kinds whose objects change by themselves; nodes are compared by some of their fields."""
 
 _ENDED: Final = {"Succeeded", "Failed"}
 _DEFAULT_CLASS: Final = "storageclass.kubernetes.io/is-default-class"
@@ -45,21 +46,21 @@ T = TypeVar("T")
 
 @dataclass
 class Offered:
-    """What a node offers of a resource, with the monotonic time of each status of the node."""
+    """The allocatable amounts of a resource on a node, with the monotonic time of each status."""
 
     seen: list[tuple[float, str]] = field(default_factory=list)
 
     @property
     def amounts(self) -> set[str]:
-        """Return every amount that was offered, as Kubernetes writes it."""
+        """Return every amount that was allocatable, as Kubernetes writes it."""
         return {amount for _, amount in self.seen}
 
     def away_s(self, since: float = 0.0) -> float:
-        """Return for how many seconds since then the node has offered none."""
+        """Return for how many seconds since `since` none was allocatable."""
         return self.fewer_s(1, since)
 
     def fewer_s(self, than: int, since: float = 0.0) -> float:
-        """Return for how many seconds since then the node has offered fewer than that."""
+        """Return for how many seconds since `since` fewer than `than` were allocatable."""
         before = [(since, amount) for at, amount in self.seen if at < since][-1:]
         after = [each for each in self.seen if each[0] >= since]
         seen = [*before, *after, (time.monotonic(), "")]
@@ -68,7 +69,7 @@ class Offered:
 
 
 class Cluster:
-    """A cluster, and kubectl to ask it with."""
+    """A cluster that is accessed with kubectl."""
 
     def __init__(self, kubeconfig: str) -> None:
         self.kubeconfig = kubeconfig
@@ -82,7 +83,7 @@ class Cluster:
         }
 
     def ask(self, *words: str, given: object = None) -> tuple[int, str]:
-        """Return the exit code of kubectl, and what it printed on stdout or else on stderr."""
+        """Run kubectl; return its exit code, and its stdout or, if that is empty, its stderr."""
         text = given if isinstance(given, str) else json.dumps(given)
         done = subprocess.run(
             [*self.command, *words],
@@ -94,7 +95,7 @@ class Cluster:
         return done.returncode, done.stdout or done.stderr
 
     def good(self, *words: str, given: object = None) -> str:
-        """Ask what must succeed; return what kubectl printed."""
+        """Run kubectl, which must succeed; return what it printed."""
         code, output = self.ask(*words, given=given)
         assert code == 0, f"kubectl {' '.join(words)}: {output}"
         return output
@@ -109,7 +110,7 @@ class Cluster:
         return answer
 
     def muster(self, *words: str, expect: int = 0) -> str:
-        """Run a command of muster against the cluster; return stdout, or else stderr."""
+        """Run a command of muster against the cluster; return stdout or, if empty, stderr."""
         done = subprocess.run(
             [str(Path(sys.executable).with_name("muster")), *words],
             capture_output=True, text=True, check=False, env=self.environment,
@@ -118,7 +119,7 @@ class Cluster:
         return done.stdout or done.stderr
 
     def shell(self, script: str, folder: Path, *, expect: int = 0) -> str:
-        """Run a script as a user does who has this kubeconfig; return all that it printed."""
+        """Run a Bash script with this kubeconfig; return everything that it printed."""
         done = subprocess.run(
             [shutil.which("bash") or "bash", "-euo", "pipefail", "-c", script],
             cwd=folder, env=self.environment, text=True, check=False,
@@ -128,16 +129,16 @@ class Cluster:
         return done.stdout
 
     def install(self, folder: Path, settings: Mapping[str, object] = MappingProxyType({})) -> str:
-        """Install the minimal overlay as docs/install.md says; return what was printed last.
+        """Install the minimal overlay as in docs/install.md; return the last step's output.
 
-        `settings` of services by their names replace the ones that the overlay has.
+        `settings`, by name of the service, replace those of the overlay.
         """
         self.prepare(folder, settings=settings)
         self.shell(passwords(), folder)
         return self.shell(block("install.md", "kubectl apply -k my-muster"), folder)
 
     def install_production(self, folder: Path) -> str:
-        """Install the overlay `production` as docs/install.md says, its keys in `muster-keys`."""
+        """Install the overlay `production` as in docs/install.md, with keys in `muster-keys`."""
         soft = yaml.safe_load(block("install.md", "podAntiAffinity"))
         self.prepare(folder, overlay="production", more=soft)
         self.shell(namespace_step(), folder)
@@ -153,7 +154,7 @@ class Cluster:
         settings: Mapping[str, object] = MappingProxyType({}),
         more: Mapping[str, object] = MappingProxyType({}),
     ) -> None:
-        """Make `my-muster` as docs/install.md says, with `more` in its kustomization.yaml."""
+        """Create `my-muster` as in docs/install.md, with `more` in its kustomization.yaml."""
         (folder / "muster").symlink_to(manifests.ROOT)
         script = block("install.md", "mkdir my-muster")
         assert "k8s/overlays/minimal]" in script
@@ -171,11 +172,11 @@ class Cluster:
 
     @property
     def node(self) -> str:
-        """The name of the first node."""
+        """Return the name of the first node."""
         return str(self.get("nodes")["items"][0]["metadata"]["name"])
 
     def allocatable(self, resource: str) -> str:
-        """Return what the first node offers of a resource; empty if it does not list it."""
+        """Return the first node's allocatable amount of a resource; empty if it lists none."""
         node = self.get("nodes")["items"][0]
         return str(node["status"]["allocatable"].get(resource, ""))
 
@@ -187,7 +188,7 @@ class Cluster:
         )
 
     def snapshot(self) -> dict[str, Any]:
-        """Return what an uninstall has to restore: the names of all objects, and what nodes say."""
+        """Return what an uninstall has to restore: names of all objects, and fields of nodes."""
         kinds = self.good("api-resources", "--verbs=list", "-o", "name").split()
         listed = ",".join(sorted(set(kinds) - _PASSING))
         names = self.good("get", listed, "--all-namespaces", "-o", "name", "--ignore-not-found")
@@ -205,13 +206,13 @@ class Cluster:
         return {"objects": sorted(names.split()), "nodes": nodes}
 
     def pods(self, name: str) -> list[dict[str, Any]]:
-        """Return the pods of a part of muster that are to stay, in the order of their names."""
+        """Return the pods of a part of muster that are not being deleted, sorted by name."""
         listed = self.get("pods", "", "-n", NAMESPACE, "-l", f"app.kubernetes.io/name={name}")
         pods = [pod for pod in listed["items"] if "deletionTimestamp" not in pod["metadata"]]
         return sorted(pods, key=lambda pod: str(pod["metadata"]["name"]))
 
     def run_pod(self, limits: Mapping[str, str], script: str) -> str:
-        """Run a script of busybox in a pod with these limits; return what it printed."""
+        """Run a shell script in a busybox pod with these limits; return what it printed."""
         run = {"name": "main", "image": BUSYBOX, "command": ["sh", "-c", script]}
         container = {**run, "resources": {"limits": limits}}
         pod = {
@@ -230,14 +231,14 @@ class Cluster:
             self.good("delete", "pod", "muster-test")
 
     def fetch(self, pod: Mapping[str, Any], path: str, port: int = 8080) -> str:
-        """Return what a pod serves; pods can be reached from this machine."""
+        """Return what a pod serves at a path; this machine must be able to reach pods."""
         with urllib.request.urlopen(
             f"http://{pod['status']['podIP']}:{port}{path}", timeout=10
         ) as answer:
             return str(answer.read().decode())
 
     def renew_node(self) -> None:
-        """Make the node's object anew: the kubelet never drops a resource that it once had."""
+        """Create the Node object again, because the kubelet never removes a resource from it."""
         if Path(self.kubeconfig) != layout.KUBECONFIG:
             return
         kubelet = [sys.executable, "-m", "scripts.cluster", "kubelet"]
@@ -251,7 +252,7 @@ class Cluster:
 
     @contextlib.contextmanager
     def no_default_storage(self) -> Iterator[None]:
-        """Take from the StorageClasses that one of them is the default."""
+        """Make no StorageClass the default until the block ends."""
         classes = [
             entry["metadata"]["name"]
             for entry in self.get("storageclasses")["items"]
@@ -265,14 +266,14 @@ class Cluster:
 
     @contextlib.contextmanager
     def offered(self, resource: str) -> Iterator[Offered]:
-        """Record what the node offers of a resource until the block ends."""
+        """Record the node's allocatable amounts of a resource until the block ends; yield them."""
         path = f"jsonpath={{.status.allocatable.{resource}}}{{'\\n'}}"
         command = [*self.command, "get", "node", self.node, "--watch", "-o", path]
         offered, over = Offered(), threading.Event()
         watches: list[subprocess.Popen[str]] = []
 
         def read() -> None:
-            # a watch ends with its API server
+            # a watch ends when its API server does
             while not over.wait(0.2 if watches else 0):
                 with subprocess.Popen(
                     command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
@@ -297,18 +298,18 @@ class Cluster:
 
     def _remove_namespace(self) -> None:
         """Delete muster's namespace, and wait until it and its pods are gone."""
-        # its controller looks after 5 s; meanwhile the pods end, as quickly as they can
+        # its controller checks again after 5 s; until then, end the pods as quickly as possible
         self.good("delete", "namespace", NAMESPACE, "--wait=false")
         inside = ("-n", NAMESPACE, "delete", "--all")
         self.good(*inside, "statefulset,deployment,daemonset,job", "--wait=false")
         self.good(*inside, "pod", "--grace-period=1", "--timeout=120s")
         self.good(*inside, "persistentvolumeclaim", "--timeout=60s")
-        # if it looked too early, it waits for most of a minute, unless something changes
+        # if it checked too early, it waits for most of a minute, unless the namespace changes
         self.ask("annotate", "namespace", NAMESPACE, "muster-test/pods=ended")
         self.good("wait", "namespace", NAMESPACE, "--for=delete", "--timeout=120s")
 
     def rest(self) -> None:
-        """Remove whatever of muster is there, and wait until it is gone."""
+        """Remove everything of muster, and wait until it is gone."""
         kinds = (
             "clusterrole,clusterrolebinding,role,rolebinding,"
             "validatingadmissionpolicy,validatingadmissionpolicybinding,"
@@ -322,7 +323,7 @@ class Cluster:
         until(lambda: NAMESPACE not in self.good(*volumes).split(), "the volumes are released")
         for volume in self.get("persistentvolumes")["items"]:
             if volume["status"].get("phase") == "Released":
-                # used again, emptied as an administrator would
+                # empty it for reuse, as an administrator would
                 data = Path(volume["spec"]["hostPath"]["path"])
                 if data.is_relative_to(layout.STATE):
                     shutil.rmtree(data, ignore_errors=True)
@@ -333,7 +334,7 @@ class Cluster:
 
 
 def until(holds: Callable[[], T], what: str, *, within_s: float = 60.0) -> T:
-    """Ask until the answer is true; return it."""
+    """Call `holds` until its result is true; return the result."""
     end = time.monotonic() + within_s
     while not (answer := holds()):
         assert time.monotonic() < end, f"not within {within_s:g} s: {what}"
@@ -342,7 +343,7 @@ def until(holds: Callable[[], T], what: str, *, within_s: float = 60.0) -> T:
 
 
 def chosen(request: pytest.FixtureRequest) -> Iterator[Cluster]:
-    """Give the cluster of KUBECONFIG; skip without one, and where it is somebody's."""
+    """Yield the cluster of KUBECONFIG; skip without one, or if others use muster in it."""
     if "cluster" not in str(request.config.getoption("-m")):
         pytest.skip("only with -m cluster")
     kubeconfig = os.environ.get("KUBECONFIG")
@@ -359,7 +360,7 @@ def chosen(request: pytest.FixtureRequest) -> Iterator[Cluster]:
 
 
 def block(page: str, phrase: str) -> str:
-    """Return the commands or YAML of a page that have a phrase, with the image that is there."""
+    """Return the code block of a page that contains a phrase, with the image under test."""
     text = (manifests.ROOT / "docs" / page).read_text()
     blocks = re.findall(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     (chosen_block,) = [
@@ -379,14 +380,14 @@ def passwords() -> str:
 
 
 def printed_commands(printed: str) -> str:
-    """Return the commands that `muster auth` printed to be run."""
+    """Return the commands that `muster auth` printed for the user to run."""
     lines = [line for line in printed.splitlines() if line.startswith("into")]
     assert lines, printed
     return "\n".join(lines)
 
 
 def _with_our_image(script: str) -> str:
-    """Return commands with the image that is there, instead of one that is built and pushed."""
+    """Return commands with the image under test, without those that build and push one."""
     lines = [line for line in script.splitlines() if not line.startswith("docker ")]
     name, _, tag = MUSTER.partition(":")
     replaced: Mapping[str, str] = {

@@ -107,7 +107,7 @@ class Fake:
 
 @contextlib.asynccontextmanager
 async def fake() -> AsyncIterator[Fake]:
-    """Serve HTTP on a free port."""
+    """Serve HTTP on a free port; yield the server."""
     made = Fake()
     async with await asyncio.start_server(made.serve, "127.0.0.1", 0) as server:
         made.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
@@ -120,7 +120,7 @@ def sender(settings: schema.Settings | None = None, **way: Any) -> factory.Sende
 
 
 def send(receiver: factory.Sender, notification: Notification) -> Result:
-    """Send a notification that no earlier one belongs to."""
+    """Send a notification without data of an earlier one; return the result."""
 
     async def sent() -> Result:
         return await receiver.send(notification, {})
@@ -129,7 +129,7 @@ def send(receiver: factory.Sender, notification: Notification) -> Result:
 
 
 def play(story: Callable[[Fake], Awaitable[None]]) -> None:
-    """Run a story with a server."""
+    """Run `story` with a new HTTP server, for at most 100 s."""
 
     async def played() -> None:
         async with asyncio.timeout(100), fake() as server:
@@ -139,7 +139,7 @@ def play(story: Callable[[Fake], Awaitable[None]]) -> None:
 
 
 def secret(directory: pathlib.Path, text: str) -> receiver_settings.Secret:
-    """Return a secret in a file."""
+    """Write a secret to a file; return the setting that refers to it."""
     file = directory / f"secret-{len(text)}"
     file.write_text(text + "\n")
     return receiver_settings.Secret(file=str(file))

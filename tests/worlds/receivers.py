@@ -1,8 +1,8 @@
-"""Door to HTTP and SMTP: stand-ins for the services that people are told by.
+"""Adapter for HTTP and SMTP: runs stand-ins for the services that receive notifications.
 
-Each tells what it heard in one form: about which node, which episode of its trouble, and whether
-that fires; and whether it had an effect there, or was dropped as a repeat. Episodes are read from
-what `tests.worlds.webhook_sink` says of an alert, so one text is enough for all of them.
+All record messages in the same form: node, episode, whether the alert fires, and whether the
+message had an effect or was dropped as a repeat. Node and episode are read from the text that
+`tests.worlds.webhook_sink` writes into every alert.
 """
 
 import asyncio
@@ -19,9 +19,9 @@ import aiosmtpd.smtp
 import msgspec
 
 IDEMPOTENT: Final = ("webhook", "pagerduty", "alertmanager", "kubernetes")
-"""Those that drop a repeat, by a key or because it changes nothing."""
+"""The services that drop a repeat, by a key or because it changes nothing."""
 REPEATING: Final = ("slack", "email")
-"""Those that show whatever they are sent."""
+"""The services that show every message, repeats included."""
 
 _OF_NATS: Final = "NATS can"
 _TEXT: Final = re.compile(r"on (node-\d+) is stuck \(episode (\d+)\)")
@@ -31,7 +31,7 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """One message that a service took; `is_effect` is false where it was dropped as a repeat."""
+    """One message that a service received; `is_effect` is false if it was dropped as a repeat."""
 
     way: str
     node: str
@@ -41,13 +41,13 @@ class Heard:
 
     @property
     def news(self) -> tuple[str, str, int, bool]:
-        """What it said, to whom: the same twice is a repeat."""
+        """Return what makes two messages repeats of each other."""
         return self.way, self.node, self.episode, self.fires
 
 
 @dataclass
 class Services:
-    """All of them, on one HTTP and one SMTP server."""
+    """The stand-ins for all services, on one HTTP and one SMTP server."""
 
     heard: list[Heard] = field(default_factory=list)
     url: str = ""
@@ -59,7 +59,7 @@ class Services:
     _messages: int = 0
 
     def known(self, way: str) -> dict[str, bool]:
-        """Return what a service believes of each node: whether it fires."""
+        """Return, by node, whether its alert fires according to the last effective message."""
         return {
             message.node: message.fires
             for message in self.heard
@@ -67,12 +67,12 @@ class Services:
         }
 
     async def wait_for(self, enough: Callable[["Services"], bool], timeout_s: float) -> None:
-        """Return once what was heard is enough."""
+        """Wait until the recorded messages fulfil a condition."""
         async with asyncio.timeout(timeout_s), self.changed:
             await self.changed.wait_for(lambda: enough(self))
 
     async def take(self, heard: Heard) -> None:
-        """Remember one message."""
+        """Record one message."""
         async with self.changed:
             self.heard.append(heard)
             self.changed.notify_all()
@@ -89,7 +89,7 @@ class Services:
             writer.write(answer)
             await writer.drain()
         except (asyncio.IncompleteReadError, OSError):
-            pass  # whoever asked was killed
+            pass  # the client was killed
         finally:
             writer.transport.abort()
 
@@ -121,7 +121,7 @@ class Services:
         self._keys.add(key)
 
     async def _pagerduty(self, payload: Json) -> None:
-        """One incident a key: a trigger opens it, or adds to one that is open."""
+        """Record an event: a trigger opens the incident with its key, unless that is open."""
         key = payload["dedup_key"]
         if payload["event_action"] == "trigger":
             node, episode = _about(payload["payload"]["summary"])
@@ -150,7 +150,7 @@ class Services:
         return 201
 
     async def _slack(self, path: str, payload: Json) -> Json:
-        """Edits are quiet; a message is heard, and so is an answer in its thread."""
+        """Record a message or a reply in a thread; edits of messages are not recorded."""
         if path.endswith("chat.update"):
             return {"ok": True, "ts": payload["ts"], "channel": payload["channel"]}
         node, episode = _about(payload["text"])
@@ -159,14 +159,14 @@ class Services:
         return {"ok": True, "ts": f"{self._messages}.0", "channel": "C1"}
 
     async def handle_DATA(self, _server: Any, _session: Any, envelope: Any) -> str:  # noqa: N802  # aiosmtpd's name
-        """Take a mail."""
+        """Record a mail."""
         subject = str(message_from_bytes(envelope.content, policy=policy.default)["Subject"])
         node, episode = _about(subject)
         await self.take(Heard("email", node, episode, _fires(subject), is_effect=True))
         return "250 OK"
 
     def receivers(self, secret: Path) -> list[Json]:
-        """Write a secret, and return the settings of a notifier that tells all of them."""
+        """Write a secret, and return a notifier's settings of receivers for all services."""
         secret.write_text("a token of the bench")
         here: Json = {"reach": "loopback", "timeout_s": 30.0}
         limits: Json = {"limits": {"rate_per_s": 1000, "burst": 100}}
@@ -186,7 +186,7 @@ class Services:
 
 @contextlib.asynccontextmanager
 async def services() -> AsyncIterator[Services]:
-    """Run all of them."""
+    """Run all stand-ins; yield them."""
     made = Services()
     loop = asyncio.get_running_loop()
 

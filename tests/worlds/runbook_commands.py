@@ -1,4 +1,4 @@
-"""Pure: the commands of the runbooks: those of their blocks, and those in their sentences."""
+"""Pure: the commands of the runbooks, in code blocks and in sentences."""
 
 import re
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ _CHANGE: Final = re.compile(r" (?:delete|(?:un)?cordon|drain|rollout (?:restart|
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line of a page, without its comment; `why` says why it cannot run here."""
+    """A line of a page, without its comment; `why` is the reason why tests do not run it."""
 
     page: str
     text: str
@@ -27,18 +27,18 @@ class Line:
 
     @property
     def variable(self) -> str:
-        """The variable that the line assigns; empty if it is a command."""
+        """Return the variable that the line assigns; empty if it is a command."""
         match = _ASSIGNMENT.match(self.text)
         return match[1] if match else ""
 
     @property
     def is_change(self) -> bool:
-        """Whether the command changes the cluster."""
+        """Return whether the command changes the cluster."""
         return bool(_CHANGE.search(self.text))
 
 
 def names() -> list[str]:
-    """Return the pages, without the list of them."""
+    """Return the names of all runbooks."""
     return sorted({path.stem for path in PAGES.glob("*.md")} - {"README"})
 
 
@@ -48,7 +48,7 @@ def text(page: str) -> str:
 
 
 def lines() -> Iterator[Line]:
-    """Yield the lines of all blocks."""
+    """Yield the lines of all code blocks."""
     for page in names():
         for block in _BLOCK.finditer(text(page)):
             for line in block["text"].splitlines():

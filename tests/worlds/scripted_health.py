@@ -1,9 +1,8 @@
-"""A scripted run of health: plugins fail and recover, whatever happens to health meanwhile.
+"""A scripted run of health: simulated plugins fail and recover, even while health is killed.
 
-Each plugin goes through the same script again and again, and takes the next step when the alert of
-the last one was published. So it is known what has to be published, however often health is killed
-or stopped: exactly the script, in order. The plugins are simulated here, on connections of their
-own; NATS and health are real.
+Each plugin repeats the same script, and takes the next step when the alert for the previous one was
+published. Therefore the expected alerts are known, however often health is killed or stopped:
+exactly those of the script, in order. Each plugin has its own connection; NATS and health are real.
 """
 
 import asyncio
@@ -50,7 +49,7 @@ AlertStep = tuple[AlertKind, AlertState]
 
 
 class Step(enum.Enum):
-    """One step of the script, by the alert that it leads to."""
+    """The steps of the script; the value of each is the alert that it causes."""
 
     BREAK_DEVICE = (AlertKind.DEVICE_UNHEALTHY, AlertState.FIRING)
     REPAIR_DEVICE = (AlertKind.DEVICE_UNHEALTHY, AlertState.RESOLVED)
@@ -60,11 +59,11 @@ class Step(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What was published, compared with the script.
+    """The published alerts, compared with the script.
 
-    `lost` never came, `unexpected` came and should not have. `in_order` is whether each plugin's
-    alerts came in the order of its script, `leaders_in_order` whether no leader published anything
-    after the next one had.
+    `lost` alerts were not published, `unexpected` ones are not in the script. `in_order` is whether
+    each plugin's alerts equal its script, in order; `leaders_in_order` is whether no leader
+    published an alert after its successor had published one.
     """
 
     alerts: int
@@ -75,7 +74,7 @@ class Result:
 
 
 class Plugin:
-    """One plugin, as the bus sees it."""
+    """A simulated plugin, with its own connection to the bus."""
 
     def __init__(self, url: str, node: str) -> None:
         self.node = node
@@ -85,7 +84,7 @@ class Plugin:
         self._running = contextlib.AsyncExitStack()
 
     async def start(self) -> None:
-        """Start, as a new process."""
+        """Connect as a new instance, and start to send heartbeats."""
         async with contextlib.AsyncExitStack() as stack:
             name = f"{_PLUGIN} {self.node}"
             connected = bus.Bus(self._url, producer=f"plugins/{_PLUGIN}", name=name)
@@ -98,7 +97,7 @@ class Plugin:
             self._running = stack.pop_all()
 
     async def stop(self) -> None:
-        """Stop, without announcing it."""
+        """Disconnect without an announcement."""
         await self._running.aclose()
 
     async def perform(self, step: Step) -> None:
@@ -151,7 +150,7 @@ class AlertLog:
     changed: asyncio.Condition = field(default_factory=asyncio.Condition)
 
     async def follow(self, connected: bus.Bus) -> None:
-        """Collect alerts for ever."""
+        """Collect alerts until cancelled."""
         since = datetime(2000, 1, 1, tzinfo=UTC)
         async for event in consumers.follow(
             connected.link, streams.ALERTS, filters=["muster.alert.>"], since=since
@@ -162,7 +161,7 @@ class AlertLog:
                     self.changed.notify_all()
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        """Return once the alerts fulfil a condition."""
+        """Wait until the alerts fulfil a condition."""
         async with self.changed:
             await self.changed.wait_for(condition)
 
@@ -172,7 +171,7 @@ class AlertLog:
 
 
 class HealthService(fleet_parts.Service):
-    """One health service."""
+    """A process of the health service."""
 
     async def is_leader(self) -> bool:
         """Return whether it is the leader."""
@@ -184,7 +183,7 @@ class HealthService(fleet_parts.Service):
 
 
 class Run:
-    """One scripted run; `expected` is what had to be published so far, by node."""
+    """A scripted run; `expected` are the alerts that should be published so far, by node."""
 
     def __init__(self, directory: Path, url: str, log: AlertLog, *, nodes: int) -> None:
         self.expected: dict[str, list[AlertStep]] = {}
@@ -197,7 +196,7 @@ class Run:
         self._playing: list[asyncio.Task[None]] = []
 
     def health(self, name: str, *, ttl_s: int = 1) -> HealthService:
-        """Return a health service, to be started."""
+        """Return a health service that is not started yet."""
         leading = {"ttl_s": ttl_s, "renew_s": 0.25 * ttl_s, "margin_s": 0.25 * ttl_s}
         settings = {"bus": {"url": self._url}, "leading": leading, **_SETTINGS}
         file = self._directory / f"{name}.json"
@@ -211,7 +210,7 @@ class Run:
         self._playing = [asyncio.create_task(self._play(plugin)) for plugin in self._plugins]
 
     async def wait_for_alerts(self, count: int) -> None:
-        """Return when so many more alerts have been published."""
+        """Wait until `count` more alerts have been published."""
         total = len(self._log.alerts) + count
         await self._log.until(lambda: len(self._log.alerts) >= total)
 
@@ -221,13 +220,13 @@ class Run:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await asyncio.gather(*self._playing)
-                # an alert that is repeated comes before those of a script that begins now
+                # a repeated alert would be published before those of a script that begins now
                 await self._last.start()
                 await self._play_once(self._last, [])
         return self._result()
 
     async def close(self) -> None:
-        """End what runs."""
+        """Stop the scripts and the plugins."""
         for task in self._playing:
             task.cancel()
         await asyncio.gather(*self._playing, return_exceptions=True)
@@ -260,7 +259,7 @@ class Run:
 
 @contextlib.asynccontextmanager
 async def run(directory: Path, *, nodes: int) -> AsyncIterator[Run]:
-    """Run NATS and follow alerts; the caller starts plugins and health services."""
+    """Run NATS and collect alerts; the caller starts plugins and health services."""
     async with (
         nats.NatsServer(directory / "nats") as server,
         bus.Bus(server.url, producer="bench/scripted", name="alert log", owner=True) as connected,
@@ -280,8 +279,8 @@ async def run_with_crashes(
 ) -> Result:
     """Kill health at each of these times after its start, and start it again.
 
-    Every other time counts from an alert that it published, and is a twentieth: around an alert it
-    saves, publishes and deletes, and most of what can go wrong lies there.
+    Every second time is divided by 20 and counts from the first alert after the start: around an
+    alert, health saves, publishes and deletes, so most faults are expected there.
     """
     async with run(directory, nodes=nodes) as script:
         health = script.health("health")

@@ -1,4 +1,4 @@
-"""A service's process, with its logs and its probes, for a test of that process alone."""
+"""A service as a process, with its log and HTTP paths, for tests of that process alone."""
 
 import json
 import os
@@ -16,7 +16,7 @@ WAIT_S: Final = 60.0
 
 
 class Service:
-    """A process of `python -m MODULE`; what it logs can be awaited."""
+    """A process of `python -m MODULE`, whose log events can be awaited."""
 
     def __init__(self, module: str, environment: Mapping[str, str]) -> None:
         self._lines: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
@@ -30,7 +30,7 @@ class Service:
         self.http = self.logged("listening")["http"]
 
     def logged(self, event: str) -> dict[str, Any]:
-        """Return the next line of an event; those before it are dropped."""
+        """Wait for the next line of an event, and return it; lines before it are dropped."""
         while True:
             line = self._lines.get(timeout=WAIT_S)
             assert line is not None, f"it ended with {self.process.wait()} before {event}"
@@ -40,7 +40,7 @@ class Service:
     def get(self, path: str) -> tuple[int, str]:
         """Return the status and body of a probe or of the metrics."""
         try:
-            with urllib.request.urlopen(self.http + path, timeout=10) as answer:  # noqa: S310  # http alone
+            with urllib.request.urlopen(self.http + path, timeout=10) as answer:  # noqa: S310  # only http
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as error:
             with error:

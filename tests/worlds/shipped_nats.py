@@ -1,4 +1,4 @@
-"""A real nats-server with the configuration that is shipped, and its users."""
+"""A real nats-server with the configuration of compose.yaml, and its users."""
 
 import asyncio
 import contextlib
@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def configuration(where: Path) -> Path:
-    """Write the configuration of compose.yaml with known passwords, on ports that are free."""
+    """Write the configuration of compose.yaml with known passwords and without fixed ports."""
     text = (ROOT / "k8s/base/nats/nats.conf").read_text("utf-8")
     text = text.replace("http: 8222\n", "").replace("port: 4222\n", "")
     text = re.sub(r"(pid_file|  store_dir): .*\n", "", text)

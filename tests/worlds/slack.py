@@ -1,7 +1,7 @@
-"""A stand-in for Slack's incoming webhooks, at an address that muster takes for a public one.
+"""A stand-in for Slack's incoming webhooks, at an address that muster considers public.
 
-So nothing but the URL in the user's Secret differs from a real workspace. A webhook answers `ok` in
-plain text, and `no_service` with 404 where there is none (docs.slack.dev, incoming webhooks).
+Therefore only the URL in the user's Secret differs from a real workspace. A webhook answers `ok` as
+plain text; an unknown one answers `no_service` with 404 (docs.slack.dev, incoming webhooks).
 """
 
 import contextlib
@@ -25,7 +25,7 @@ from tests.worlds import cluster_faults, manifests, real_cluster
 from tests.worlds.real_cluster import until
 
 _ADDRESS: Final = "192.31.196.1"
-"""Of AS112, which IANA lists as globally reachable, and where nobody's service runs (RFC 7535)."""
+"""An address of AS112, globally reachable according to IANA, that no service uses (RFC 7535)."""
 _PATH: Final = "/services/T0000/B0000/XXXX"
 _IN_THE_PAGE: Final = "https://hooks.slack.com/services/..."
 _MESSAGE_MAX_S: Final = 600.0
@@ -34,37 +34,37 @@ _LINK: Final = re.compile(r"<(https?://[^|>]+)\|[^>]+>")
 
 @dataclass(frozen=True, slots=True)
 class Posted:
-    """One message in the channel, with the monotonic time at which it came."""
+    """One message in the channel, with the monotonic time of its arrival."""
 
     at: float
     message: dict[str, Any]
 
     @property
     def title(self) -> str:
-        """What a lock screen shows."""
+        """Return the text that a lock screen shows."""
         return str(self.message["text"])
 
     @property
     def links(self) -> list[str]:
-        """The links that a person can follow."""
+        """Return the URLs of the links in the message."""
         return _LINK.findall(json.dumps(self.message["attachments"]))
 
 
 @dataclass
 class Slack:
-    """A workspace with one webhook, `url`, and the channel that it leads to."""
+    """A workspace with one webhook, `url`, and the channel that it posts to."""
 
     url: str
     channel: list[Posted]
 
     def secret(self) -> str:
-        """Return the command of docs/install.md that makes the Secret, with this URL in it."""
+        """Return the command of docs/install.md that creates the Secret, with this URL in it."""
         command = real_cluster.block("install.md", "create secret generic slack")
         assert _IN_THE_PAGE in command
         return command.replace(_IN_THE_PAGE, self.url)
 
     def until_plugin_is_reported(self, *, within_s: float = 240.0) -> Posted:
-        """Kill the plugin each time that it is started, until there is a message; return that."""
+        """Kill the plugin each time it starts, until a message is posted; return the message."""
 
         def posted() -> list[Posted]:
             cluster_faults.end_plugin()
@@ -75,7 +75,7 @@ class Slack:
 
 @contextlib.contextmanager
 def serving() -> Iterator[Slack]:
-    """Serve where the pods of the cluster on this machine reach it."""
+    """Serve at an address that pods of this machine's cluster can reach; yield the workspace."""
     if node.first() is None:
         pytest.skip("Slack's stand-in needs the network of the cluster that make cluster starts")
     channel: list[Posted] = []
@@ -112,9 +112,10 @@ def serving() -> Iterator[Slack]:
 
 
 def tried(cluster: real_cluster.Cluster, folder: Path, workspace: Slack, *, since: float) -> str:
-    """Try what was installed `since`: a pod has the device, and Slack hears that its plugin fails.
+    """Check that a pod gets a device, and that Slack gets a message when the plugin fails.
 
-    Returns how long that took from the first command.
+    `since` is the time of the first command of the installation. Returns a text that says how long
+    the message took from then.
     """
     printed = cluster.shell(real_cluster.block("install.md", "try-muster"), folder)
     assert "/dev/fuse" in printed.splitlines()

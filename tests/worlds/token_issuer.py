@@ -1,4 +1,4 @@
-"""A cluster that issues tokens of service accounts, right ones and wrong ones, for tests."""
+"""A stand-in for a cluster that issues tokens of service accounts, valid and invalid ones."""
 
 import functools
 import json
@@ -17,14 +17,14 @@ Claims = dict[str, Any]
 
 @functools.cache
 def rsa_key(name: str, bits: int = 2048) -> rsa.RSAPrivateKey:
-    """Return the key of a name; the same in one process, for they take long to make."""
+    """Return the RSA key of a name; it is cached, because generating it takes long."""
     assert name
     return rsa.generate_private_key(public_exponent=65537, key_size=bits)
 
 
 @functools.cache
 def curve_key(name: str) -> ec.EllipticCurvePrivateKey:
-    """Return the key of a name; the same in one process."""
+    """Return the elliptic-curve key of a name; it is cached."""
     assert name
     return ec.generate_private_key(ec.SECP256R1())
 
@@ -41,12 +41,12 @@ def jwk(name: str, algorithm: str) -> Claims:
 
 
 def key_set(*keys: Claims) -> bytes:
-    """Return a document as /openid/v1/jwks has it."""
+    """Return a key set in the format of /openid/v1/jwks."""
     return json.dumps({"keys": keys}).encode()
 
 
 def claims(node: str, *, at: float, lasts_s: float = 3600, **changed: Any) -> Claims:
-    """Return what a projected token of the plugin's says; None takes a claim away."""
+    """Return the claims of a projected token of the plugin; None in `changed` removes a claim."""
     bound = {
         "namespace": "muster",
         "node": {"name": node, "uid": "a4ec5bb8-8a3c-4f1c-9b0e-2d6f4d0d2f11"},
@@ -69,7 +69,7 @@ def claims(node: str, *, at: float, lasts_s: float = 3600, **changed: Any) -> Cl
 
 
 def token(said: Claims | bytes, key: str = "k1", algorithm: str = "RS256", **header: Any) -> str:
-    """Return claims, signed; the header may be made to lie, and claims be no JSON."""
+    """Return signed claims, which need not be JSON; `header` overrides fields of the header."""
     head = {"alg": algorithm, "kid": key, **header}
     body = said if isinstance(said, bytes) else json.dumps(said).encode()
     parts = [nkeys.to_base64(part) for part in (json.dumps(head).encode(), body)]
@@ -78,7 +78,7 @@ def token(said: Claims | bytes, key: str = "k1", algorithm: str = "RS256", **hea
 
 
 def by_secret(said: Claims, secret: bytes, key: str = "k1") -> str:
-    """Return claims as HS256 signs them, with a public key for a secret, say."""
+    """Return claims signed with HS256; the secret may be a public key."""
     head = {"alg": "HS256", "kid": key, "typ": "JWT"}
     signed = ".".join(nkeys.to_base64(json.dumps(part).encode()) for part in (head, said))
     mac = hmac.HMAC(secret, hashes.SHA256())

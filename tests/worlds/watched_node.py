@@ -1,6 +1,6 @@
-"""A simulated node for the watch of plugins: the kubelet, plugins and the prober.
+"""A simulated node for tests of the watch of plugins: the kubelet, plugins and the prober.
 
-The prober answers at once or after a deadline.
+A probe's result arrives at once, or after a deadline if the plugin is silent.
 """
 
 import collections
@@ -18,7 +18,7 @@ DEADLINE_S = 4.0
 
 
 class Node:
-    """A node on which plugins serve sockets; `answers` is what each socket gives to a probe."""
+    """A node on which plugins serve sockets; `answers` are the sockets' answers to probes."""
 
     def __init__(
         self,
@@ -50,12 +50,12 @@ class Node:
         self._results: list[tuple[float, observation.Probed]] = []
 
     def serve(self, name: str, process: str = "") -> None:
-        """Make a new socket with a server that answers, and look at it."""
+        """Create a socket with a server that answers, and scan the sockets."""
         self.make(name, process)
         self.scan()
 
     def make(self, name: str, process: str = "") -> None:
-        """Make a new socket with a server that answers."""
+        """Create a socket with a server that answers."""
         self._serial += 1
         self.files[name] = str(self._serial)
         self.answers[name] = Answer.ANSWERED
@@ -84,11 +84,11 @@ class Node:
         )
 
     def register(self, counts: dict[str, int]) -> None:
-        """Have devices in the kubelet's checkpoint."""
+        """Report the number of devices of each resource in the kubelet's checkpoint."""
         self.send(observation.Registered(counts))
 
     def run(self, seconds: float) -> None:
-        """Let time pass, as the driver of the model does."""
+        """Advance the time, and send the model its inputs as its driver does."""
         until = self.now + seconds
         while True:
             result_at = min((at for at, _ in self._results), default=math.inf)
@@ -158,7 +158,7 @@ def healthy(**more: object) -> Node:
 
 
 def delay_s(node: Node, finding: Finding) -> float:
-    """Return how long after now a change with this finding is published, within two minutes."""
+    """Run for two minutes; return the delay of the first change with this finding."""
     began = node.now
     node.run(120)
     return next(at - began for at, _, each, _ in node.changes if each is finding and at >= began)

@@ -1,6 +1,6 @@
-"""Door to HTTP: a receiver that keeps what it takes, and a notifier that tells it.
+"""Adapter for HTTP: runs a webhook receiver that records its messages, and a notifier.
 
-What it keeps is small: when, under which key, about which group, and what fires and is over.
+Each record is small: the time, the idempotency key, the group, the reason and the firing alerts.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ class _Body(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """One message that was answered with 200."""
+    """One message that the receiver accepted."""
 
     at: float
     key: str
@@ -51,7 +51,7 @@ class Taken:
 
 @dataclass
 class Sink:
-    """An HTTP receiver; `delay_s` says how long it takes to answer, None for ever."""
+    """An HTTP receiver that answers after `delay_s`, or never if that is None."""
 
     delay_s: float | None = 0.0
     taken: list[Taken] = field(default_factory=list)
@@ -59,12 +59,12 @@ class Sink:
     changed: asyncio.Condition = field(default_factory=asyncio.Condition)
 
     async def wait_for(self, enough: Callable[[list[Taken]], bool], timeout_s: float) -> None:
-        """Return once what was taken is enough."""
+        """Wait until the recorded messages fulfil a condition."""
         async with asyncio.timeout(timeout_s), self.changed:
             await self.changed.wait_for(lambda: enough(self.taken))
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Take one request."""
+        """Record and answer one request."""
         try:
             head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
             headers = dict(line.split(": ", 1) for line in head.strip().split("\r\n")[1:])
@@ -90,14 +90,14 @@ class Sink:
             writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
             await writer.drain()
         except (asyncio.IncompleteReadError, OSError):
-            pass  # whoever asked was killed
+            pass  # the client was killed
         finally:
             writer.transport.abort()
 
 
 @contextlib.asynccontextmanager
 async def sink(delay_s: float | None = 0.0) -> AsyncIterator[Sink]:
-    """Run a receiver."""
+    """Run a receiver; yield it."""
     made = Sink(delay_s)
     async with await asyncio.start_server(made.serve, "127.0.0.1", 0) as server:
         made.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
@@ -105,7 +105,7 @@ async def sink(delay_s: float | None = 0.0) -> AsyncIterator[Sink]:
 
 
 class World:
-    """A NATS server, health's voice on it, and a notifier that can be started and killed."""
+    """A NATS server, a connection that publishes as health does, and a notifier to be started."""
 
     def __init__(self, directory: Path, server: nats.NatsServer, voice: bus.Bus) -> None:
         self.directory = directory
@@ -115,7 +115,7 @@ class World:
         self.notifier: processes.Process | None = None
 
     async def start(self, sinks: dict[str, Sink], **settings: Any) -> processes.Process:
-        """Start a notifier that tells these receivers; `limits` may say how often."""
+        """Start a notifier with these receivers; `limits` may contain limits for some of them."""
         limits = settings.pop("limits", {})
         file = self.directory / "notifier.json"
         receivers = [
@@ -163,7 +163,7 @@ class World:
 
 @contextlib.asynccontextmanager
 async def world(directory: Path) -> AsyncIterator[World]:
-    """Run a NATS server; whatever notifier was started is ended."""
+    """Run a NATS server; at the end, end the notifier that was started last."""
     async with (
         nats.NatsServer(directory / "nats") as server,
         bus.Bus(server.url, producer="services/health", name="health", owner=True) as voice,

@@ -1,4 +1,4 @@
-"""The wheel as a release builds it, and what its installation brings in."""
+"""The wheel as a release builds it, and the distributions that its installation requires."""
 
 import email
 import functools
@@ -26,7 +26,7 @@ def build(out: Path) -> Path:
 
 
 def closure(wheel: Path, *extras: str) -> set[str]:
-    """Return every distribution that an installation with these extras brings in."""
+    """Return the names of all distributions that an installation with these extras requires."""
     visited: set[tuple[str, str]] = set()
     left = [("muster-k8s", extra) for extra in ("", *extras)]
     while left:

@@ -1,6 +1,6 @@
-"""A fleet about which everything is known, with given words in every text that others choose.
+"""A fleet with a value in every field, and with given words in every text that others choose.
 
-By default the words are attacks on whoever reads them.
+By default the words are injection attacks on the programs that show them.
 """
 
 from collections.abc import Iterable
@@ -25,11 +25,11 @@ ATTACKS: Final = (
     "w" * 253,
 )
 NODE: Final = "gpu-a100-001"
-"""A node whose name is none; everything else about it is."""
+"""A node whose name is no attack; all other texts about it are attacks."""
 
 
 def health(words: tuple[str, ...] = ATTACKS) -> console_fleet.Health:
-    """Return what answers like health: the words are names of nodes, and all texts about one."""
+    """Return a stand-in for health: the words are names of nodes, and all texts about `NODE`."""
     every = " ".join(words)
     alert = console_fleet.alert(
         NODE,
@@ -83,7 +83,7 @@ def health(words: tuple[str, ...] = ATTACKS) -> console_fleet.Health:
 
 
 async def publish(link: bus.Bus, words: tuple[str, ...] = ATTACKS) -> None:
-    """Publish the words in all texts of events, and in the silences."""
+    """Publish the words in all texts of events, silences and a dead letter."""
     for event in _events(words, datetime.now(UTC)):
         await link.publish(event)
     for number, word in enumerate(words):
@@ -97,7 +97,7 @@ async def publish(link: bus.Bus, words: tuple[str, ...] = ATTACKS) -> None:
         )
         encoded = matching.encode_silence(silence)
         await storage.put(link.link, streams.SILENCES, silence.id, encoded)
-    # whose key and whose error are those of others
+    # a dead letter, whose error was chosen by others
     letter = "muster.dlq.notification.ops.0badcafe.0123456789abcdef"
     headers = {"Muster-Receiver": "ops", "Muster-Error": " ".join(words)[:400]}
     await storage.enqueue(link.link, letter, b"{}", key="letter", headers=headers)

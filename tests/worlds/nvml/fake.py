@@ -1,40 +1,41 @@
 """Adapter for the fake libnvidia-ml.so.1: builds it, sets its answers, reads its counts.
 
-The state file is text, one fact a line; `#` begins a comment, `_` in a name is a space. A line that
-is not understood ends the process that loaded the library: nothing is ever ignored. A value is
-a number (0x.. too), `-` for NOT_SUPPORTED or `!n` for the error n; `*` as a GPU is every GPU.
+The state file is text, one fact a line; `#` begins a comment, `_` in a name stands for a space. An
+invalid line ends the process that loaded the library; no line is ignored. A value is a number (also
+0x...), `-` for NOT_SUPPORTED or `!n` for error n; `*` as a GPU means every GPU.
 
     driver 580.95.05 | cuda 13000
-    init 9                      what nvmlInit answers while NVML is not initialised
-    epoch 1 [code]              a newly loaded driver: sessions from before get this code
-                                (9) at every call until it has shut down and initialised again
-    hotplug 1                   the list of GPUs follows the file; else it is that of nvmlInit, and
-                                a GPU no longer in the file is lost
-    wait_cut 5                  no wait lasts longer than so many ms, then TIMEOUT
+    init 9                      the result of nvmlInit while NVML is not initialised
+    epoch 1 [code]              a new number is a newly loaded driver: a process that initialised
+                                NVML before gets this code (default 9) from every call, until it
+                                has shut NVML down and initialised it again
+    hotplug 1                   the list of GPUs follows the file; otherwise it is the list at
+                                nvmlInit, and a GPU that is no longer in the file is lost
+    wait_cut 5                  a wait for events lasts at most 5 ms
     gpu 0 uuid= name= bus= serial= vbios= cluster=<uuid> cc=9.0 remap=0,0,1,0 KEY=value...
-                                KEY: VALUES at the top of nvml.c; remap= is corrected, uncorrected,
-                                pending, failed. events= is the mask of supported events, hole= what
-                                an empty MIG index answers
+                                KEY is one of VALUES at the top of nvml.c; remap= is corrected,
+                                uncorrected, pending, failed. events= is the mask of supported
+                                events, hole= the error of an empty MIG index
     mig 0 slot=0 gi=3 ci=0 uuid= name= gprofile= cprofile= memory_mb= sm= ce= dec= enc= jpeg= ofa=
           gi_slices= ci_slices= start= size=
     gprofile * profile= id= name= slices= instances= memory_mb= sm= ce= dec= enc= jpeg= ofa= p2p=
     cprofile * gprofile= profile= id= name= slices= instances= sm= ce= dec= enc= jpeg= ofa=
-    link 0 1 level=20 nvlinks=4 p2p=5      p2p= is what nvmlDeviceGetP2PStatus answers
+    link 0 1 level=20 nvlinks=4 p2p=5      p2p= is the result of nvmlDeviceGetP2PStatus
     nvlink 0 3 state=0 errors=5            one link of a GPU; errors= are flit CRC errors
-    field 0 id=230 value=1 type=1 code=0   a field's value, against what the GPU's keys say
-    lost 0                      every call on it answers GPU_IS_LOST, and at once every wait of a
-                                set on which it is registered
+    field 0 id=230 value=1 type=1 code=0   a field's value, which overrides the GPU's keys
+    lost 0                      every call on this GPU fails with GPU_IS_LOST, and so does, at once,
+                                every wait of an event set in which it is registered
     error call=nvmlDeviceGetName gpu=0 code=15 times=2
     hang call=nvmlDeviceGetName gpu=0 ms=500 times=1
-                                call= may lack its version; `*` is all but init and shutdown, and so
-                                is no call=. Without ms= it hangs until the line is taken away. What
-                                was used up of times= is remembered by the text of the line
+                                call= may omit the version; `*`, or no call=, means all calls but
+                                init and shutdown. Without ms= a call hangs until the line is
+                                removed. Uses of times= are counted by the text of the line
     xid seq=17 gpu=0 xid=79 gi=3 ci=0 nowhere=1
     event seq=18 gpu=0 type=0x100 data=0 gi= ci= nowhere=1
-                                delivered once to every set on which the GPU was registered before;
-                                seq grows; nowhere=1 names an unknown device
+                                delivered once to every event set in which the GPU was registered
+                                before; seq must increase; nowhere=1 reports an unknown device
 
-With no state file the driver is not loaded (9).
+Without a state file the driver is not loaded (error 9).
 """
 
 import contextlib
@@ -66,14 +67,15 @@ _MISUSE: Final = "misuse."
 
 
 class NoCompiler(Exception):
-    """This machine cannot compile C; the message says what was missing."""
+    """This machine cannot compile C; the message contains the reason."""
 
 
 def built(directory: Path | None = None) -> Path:
-    """Return the compiled library, a file named libnvidia-ml.so.1; compile it if it is not there.
+    """Return the path of the compiled library libnvidia-ml.so.1; compile it if necessary.
 
-    It is kept below `directory` (else below the system's, one for each user) by what it was made
-    of, so that parallel callers make it at most once each and never see half of it.
+    It is stored below `directory` (by default a temporary directory of this user), in a folder
+    named by a hash of source and flags. Parallel callers may each compile it, but never see an
+    incomplete file. Raises NoCompiler.
     """
     compiler = shutil.which("cc")
     if compiler is None:
@@ -101,7 +103,7 @@ def _compile(compiler: str, built: Path) -> None:
 
 
 class Fake:
-    """The answers of one fake; a change applies to every call that begins after it was written."""
+    """The state and counts of one fake; a change applies to every call that begins after it."""
 
     def __init__(self, state_file: Path) -> None:
         self.state_file = state_file
@@ -111,15 +113,15 @@ class Fake:
         self._stamp = 0
 
     def environment(self, built: Path | None = None) -> dict[str, str]:
-        """Return the variables with which a process finds the library and this state."""
+        """Return the environment in which a process uses this state, and the library `built`."""
         library = {STATE: str(self.state_file), COUNTS: str(self.counts_file)}
         return library | ({"LD_LIBRARY_PATH": str(built.parent)} if built else {})
 
     def write(self, scene: scenes.Scene) -> None:
-        """Answer from this scene from now on.
+        """Write a scene to the state file.
 
-        The stamp of the file always grows: the same size, inode and tick of the clock would hide a
-        change otherwise.
+        The file's modification time always increases. Otherwise the library would miss a change
+        that leaves size, inode and time the same.
         """
         self.scene = scene
         self._stamp = max(time.time_ns(), self._stamp + 1000)
@@ -129,7 +131,7 @@ class Fake:
         fresh.replace(self.state_file)
 
     def unload(self) -> None:
-        """Be a machine without a loaded driver, until the next `write`."""
+        """Simulate a machine without a loaded driver, until the next `write`."""
         self.state_file.unlink(missing_ok=True)
 
     def add(self, *lines: str) -> None:
@@ -137,7 +139,7 @@ class Fake:
         self.write(self.scene.also(*lines))
 
     def drop(self, *starts: str) -> None:
-        """Take away the added lines that start so; with no argument all of them."""
+        """Remove added lines that begin with one of `starts`; without arguments, all of them."""
         kept = [line for line in self.scene.lines if starts and not line.startswith(starts)]
         fresh = dataclasses.replace(self.scene, lines=tuple(kept))
         self.write(fresh)
@@ -153,20 +155,20 @@ class Fake:
         self.add(f"event seq={self._seq} gpu={gpu} type={kind} data={data}")
 
     def counts(self) -> Mapping[str, int]:
-        """Return how often each function was called, by its exported name; none were not."""
+        """Return how often each function was called, by its exported name, without zeros."""
         return {name: calls for name, calls, _ in self._rows() if calls}
 
     def failures(self) -> Mapping[str, int]:
-        """Return how often each function answered an error; none did not."""
+        """Return how often each function returned an error, without zeros."""
         return {name: failed for name, _, failed in self._rows() if failed}
 
     def misuses(self) -> Mapping[str, int]:
-        """Return what a real driver would have crashed on, by name, as nvml.c lists them."""
+        """Return how often each misuse that may crash a real driver occurred; nvml.c lists them."""
         rows = self.counts().items()
         return {name.removeprefix(_MISUSE): n for name, n in rows if name.startswith(_MISUSE)}
 
     def peak(self) -> int:
-        """Return how many calls were under way at once at most."""
+        """Return the highest number of concurrent calls."""
         raw = self._raw()
         return int(_HEAD.unpack_from(raw)[2]) if raw else 0
 

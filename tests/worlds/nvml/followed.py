@@ -1,4 +1,4 @@
-"""Adapter: the NVML source in this process, with the fake library."""
+"""Adapter for NVML: runs the NVML source in this process, with the fake library."""
 
 import asyncio
 import contextlib
@@ -30,7 +30,7 @@ POLL_S: Final = 0.1
 
 
 def here(state: Path, monkeypatch: pytest.MonkeyPatch) -> fake.Fake:
-    """Let this process load the fake in place of NVML; skip the test if it cannot be built."""
+    """Make this process load the fake instead of NVML; skip the test if it cannot be built."""
     try:
         fake.built()
     except fake.NoCompiler as no:
@@ -61,15 +61,15 @@ class Story:
         return [observation for observation in self.observations if isinstance(observation, kind)]
 
     async def until(self, kind: type[Kind], *, is_it: Callable[[Kind], bool] | None = None) -> Kind:
-        """Wait for an observation after this call."""
+        """Wait for a matching observation that is made after this call; return it."""
         return await self._first(kind, is_it, after=len(self.observations))
 
     async def had(self, kind: type[Kind], *, is_it: Callable[[Kind], bool] | None = None) -> Kind:
-        """Wait for an observation, unless there was one already."""
+        """Return the first matching observation; wait for it if there is none yet."""
         return await self._first(kind, is_it, after=0)
 
     async def of_each(self, kind: type[gpu.Poll] | type[gpu.MonitoringChanged]) -> None:
-        """Wait for such an observation of each GPU."""
+        """Wait until there is an observation of this kind for each GPU."""
         while {
             observation.gpu for observation in self.observations if isinstance(observation, kind)
         } != {*UUIDS}:
@@ -88,13 +88,13 @@ class Story:
             await self._came.wait()
 
     async def polled(self, number: int, times: int = 2) -> gpu.Poll:
-        """Wait until a GPU was polled so often that the last poll began after this call."""
+        """Wait for `times` polls of a GPU; by default, the last of them began after this call."""
         for _ in range(times):
             poll = await self.until(gpu.Poll, is_it=lambda poll: poll.gpu == UUIDS[number])
         return poll
 
     async def xid(self, number: int, code: int, *, gi: int = -1, ci: int = -1) -> gpu.Xid:
-        """Let a GPU report an XID, and wait until it is observed."""
+        """Make a GPU report an XID; wait for its observation, and return it."""
         self.node.xid(number, code, gi=gi, ci=ci)
         return await self.until(gpu.Xid, is_it=lambda observation: observation.xid == code)
 
@@ -103,7 +103,7 @@ class Story:
 async def followed(
     node: fake.Fake, *, timeouts: observer.Timeouts = TIMEOUTS, first_s: float = 5.0
 ) -> AsyncIterator[tuple[Story, gpu.Scan]]:
-    """Scan, observe, and close; check that NVML was never misused."""
+    """Run the NVML source, and yield it with its first scan; at the end, check for misuses."""
     story = Story(node, node.state_file.parent, timeouts)
     async with asyncio.timeout(100):
         scan = await story.nvml.first_scan(first_s)

@@ -1,4 +1,4 @@
-"""Adapter for a whole node with GPUs: the plugin as a process, a kubelet, NATS, the fake NVML."""
+"""Adapter for a node with GPUs: runs the plugin, a kubelet stand-in, NATS and the fake NVML."""
 
 import asyncio
 import contextlib
@@ -32,7 +32,7 @@ Item = TypeVar("Item")
 
 
 class Heard(Generic[Item]):
-    """What came, in order, and who waits for more."""
+    """A list of received items, on which tasks can wait for more."""
 
     def __init__(self) -> None:
         self.items: list[Item] = []
@@ -43,7 +43,7 @@ class Heard(Generic[Item]):
         self._came.set()
 
     async def first(self, is_it: Callable[[Item], bool], *, after: int = 0) -> Item:
-        """Return the first that is it, of those behind the first `after`."""
+        """Wait for a matching item, not among the first `after` ones; return it."""
         while True:
             for item in self.items[after:]:
                 if is_it(item):
@@ -64,22 +64,22 @@ class Plugin:
         """Read the log to its end."""
         assert self.process.stdout is not None
         async for line in self.process.stdout:
-            # pytest shows it of a test that fails
+            # pytest shows it if the test fails
             sys.stdout.write(line.decode())
             self.log.add(orjson.loads(line))
 
     async def logged(self, event: str, *, after: int = 0) -> dict[str, Any]:
-        """Wait for an event of the log."""
+        """Wait for an event in the log; return its line."""
         return await self.log.first(lambda line: line["event"] == event, after=after)
 
     async def end(self, number: signal.Signals = signal.SIGTERM) -> int:
-        """End it, and return its exit code."""
+        """End the process by a signal; return its exit code."""
         self.process.send_signal(number)
         return await self.process.wait()
 
 
 class Node:
-    """A node whose GPUs are a scene; the plugin has these settings besides the usual ones."""
+    """A node with fake GPUs and a kubelet, and the events and heartbeats received from it."""
 
     def __init__(self, directory: Path, kubelet: stand_in.Kubelet, url: str) -> None:
         self.directory = directory
@@ -90,7 +90,7 @@ class Node:
         self._url = url
 
     def configure(self, gpus: dict[str, Any] | None = None, **more: object) -> Path:
-        """Write the plugin's settings: polls every 0.1 s, two of them for a recovery."""
+        """Write the plugin's settings, by default with polls every 0.1 s and two for a recovery."""
         health = {"poll_s": 0.1, "good": 2, "cooldown_s": 0} | (gpus or {}).get("health", {})
         settings = {
             "node": NAME,
@@ -106,7 +106,7 @@ class Node:
 
     @contextlib.asynccontextmanager
     async def plugin(self, config: Path, *arguments: str, **env: str) -> AsyncIterator[Plugin]:
-        """Run the plugin; whatever it did, NVML was never misused, and nothing was complained."""
+        """Run the plugin; yield it; fail if it misused NVML or wrote to standard error."""
         pipe = asyncio.subprocess.PIPE
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "muster_plugin", "--config", str(config), *arguments),
@@ -131,7 +131,7 @@ class Node:
         assert self.gpus.misuses() == {}
 
     async def offers(self, resource: str, **healths: int) -> dict[str, str]:
-        """Wait until the kubelet's list has so many Healthy and Unhealthy; return it."""
+        """Wait until the kubelet's list has these counts of devices by health; return the list."""
 
         def counted(devices: dict[str, str]) -> dict[str, int]:
             return {word: [*devices.values()].count(word) for word in {*devices.values()}}
@@ -145,18 +145,18 @@ class Node:
         return state.resources[resource].devices
 
     async def unhealthy(self, resource: str, *ids: str) -> None:
-        """Wait until these devices of the kubelet's list are Unhealthy, and no other."""
+        """Wait until exactly these devices in the kubelet's list are Unhealthy."""
         await self.kubelet.until(
             lambda state: resource in state.resources and self.bad(resource) == {*ids}
         )
 
     def bad(self, resource: str) -> set[str]:
-        """Return the Unhealthy ids of the kubelet's list."""
+        """Return the ids of the Unhealthy devices in the kubelet's list."""
         devices = self.kubelet.state().resources[resource].devices
         return {name for name, health in devices.items() if health == "Unhealthy"}
 
     async def event(self, kind: type[Kind], *, after: int = 0, **fields: object) -> Kind:
-        """Wait for an event of this kind with these fields."""
+        """Wait for an event of this kind with these fields; return it."""
 
         def is_it(event: vocabulary.Event) -> bool:
             return isinstance(event, kind) and all(
@@ -168,17 +168,17 @@ class Node:
         return result
 
     def of(self, kind: type[Kind]) -> list[Kind]:
-        """Return every event of a kind that came."""
+        """Return every received event of a kind."""
         return [event for event in self.events.items if isinstance(event, kind)]
 
     async def beat(self, is_it: Callable[[vocabulary.Heartbeat], bool]) -> vocabulary.Heartbeat:
-        """Wait for a beat that comes after now."""
+        """Wait for a matching heartbeat that is received after this call; return it."""
         return await self.beats.first(is_it, after=len(self.beats.items))
 
 
 @contextlib.asynccontextmanager
 async def node(scene: scenes.Scene | None = None) -> AsyncIterator[Node]:
-    """Give a node; without a scene no driver is loaded."""
+    """Run a node, and yield it; without a scene no driver is loaded."""
     root = Path(tempfile.mkdtemp(prefix="mu-"))
     try:
         async with (
@@ -203,7 +203,7 @@ async def node(scene: scenes.Scene | None = None) -> AsyncIterator[Node]:
 
 
 def run(story: Callable[[], Awaitable[None]], *, limit_s: float = 100) -> None:
-    """Play a story in a loop of its own."""
+    """Run `story` in a new event loop, for at most `limit_s` seconds."""
 
     async def limited() -> None:
         async with asyncio.timeout(limit_s):
@@ -213,7 +213,7 @@ def run(story: Callable[[], Awaitable[None]], *, limit_s: float = 100) -> None:
 
 
 def timeless(event: Kind) -> Kind:
-    """Return an event as if it were of the epoch."""
+    """Return an event with its time replaced by the epoch."""
     return msgspec.structs.replace(event, at=EPOCH)
 
 

@@ -1,6 +1,6 @@
-"""Pure: nodes with NVIDIA GPUs as data, from which the fake NVML answers.
+"""Pure: nodes with NVIDIA GPUs as data, for the fake NVML.
 
-Figures of products are those that nvidia-smi prints for them, as far as they are public; memory of
+The figures of products are those that nvidia-smi prints, as far as they are public; the memory of
 the H100's instances is rounded.
 """
 
@@ -11,14 +11,14 @@ from typing import Final
 GPU_UUID: Final = "GPU-0a1b2c3d-0000-4000-8000-{:012d}"
 MIG_UUID: Final = "MIG-0a1b2c3d-0000-5000-8000-{:06d}{:03d}{:03d}"
 Value = int | str
-"""A number; "-" is NOT_SUPPORTED, "!15" the error 15."""
+"""A number; "-" means NOT_SUPPORTED, "!15" error 15."""
 
 ONE_SWITCH, SWITCHES, HOST_BRIDGE, NODE, SYSTEM = 10, 20, 30, 40, 50
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Profile:
-    """A way to cut a GPU instance; `number` is NVML's constant, `id` the driver's number for it."""
+    """A profile of a GPU instance; `number` is NVML's constant for it, `id` the driver's."""
 
     number: int
     id: int
@@ -34,7 +34,7 @@ class Profile:
 
 
 COMPUTE: Final[Mapping[int, int]] = {1: 0, 2: 1, 3: 2, 4: 3, 7: 4}
-"""NVML's constant of a compute profile, which is the driver's id too, by its slices."""
+"""NVML's constant of a compute profile, which is also the driver's id, by number of slices."""
 COMPUTE_OF: Final[Mapping[int, tuple[int, ...]]] = {
     1: (1,),
     2: (1, 2),
@@ -109,22 +109,22 @@ class Mig:
     gi: int
     ci: int = 0
     compute: int = 0
-    """0 is all of the GPU instance's."""
+    """0 means all slices of the GPU instance."""
     uuid: str = ""
 
     def slices(self) -> int:
-        """How many slices compute."""
+        """Return the number of compute slices."""
         return self.compute or self.profile.slices
 
     def name(self) -> str:
-        """The profile as nvidia-smi calls it."""
+        """Return the name of the profile in nvidia-smi."""
         whole = self.slices() == self.profile.slices
         return self.profile.name if whole else f"{self.slices()}c.{self.profile.name}"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Gpu:
-    """One GPU; `values` are what it answers otherwise than a healthy H100 would."""
+    """One GPU; `values` are its differences from a healthy H100."""
 
     uuid: str
     name: str = "NVIDIA H100 80GB HBM3"
@@ -134,7 +134,7 @@ class Gpu:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Link:
-    """What joins the GPUs `a` and `b`: how near they are on PCIe, and the direct NVLinks."""
+    """The PCIe topology level between the GPUs `a` and `b`, and their number of direct NVLinks."""
 
     a: int
     b: int
@@ -144,7 +144,7 @@ class Link:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Scene:
-    """Everything that the fake answers from; the GPUs are in NVML's order."""
+    """The content of the state file; the GPUs are in NVML's order."""
 
     gpus: tuple[Gpu, ...] = ()
     links: tuple[Link, ...] = ()
@@ -160,12 +160,12 @@ class Scene:
         return self.having(gpu, dataclasses.replace(was, values={**was.values, **values}))
 
     def having(self, gpu: int, instead: Gpu) -> "Scene":
-        """Return this scene with another GPU in the place of one."""
+        """Return this scene with one GPU replaced."""
         gpus = (*self.gpus[:gpu], instead, *self.gpus[gpu + 1 :])
         return dataclasses.replace(self, gpus=gpus)
 
     def carved(self, gpu: int, *mig: Mig) -> "Scene":
-        """Return this scene with one GPU in MIG mode and cut so."""
+        """Return this scene with one GPU in MIG mode, with these MIG devices."""
         was = self.gpus[gpu]
         values = {**was.values, "mig": 1, "mig_pending": 1}
         return self.having(gpu, dataclasses.replace(was, mig=mig, values=values))
@@ -177,7 +177,7 @@ class Scene:
         return self.having(gpu, dataclasses.replace(was, mig=(), values=values))
 
     def without(self, *gpus: int) -> "Scene":
-        """Return this scene without some GPUs; those behind them move up."""
+        """Return this scene without some GPUs; the indices of later ones decrease."""
         stay = [n for n in range(len(self.gpus)) if n not in gpus]
         links = tuple(
             dataclasses.replace(link, a=stay.index(link.a), b=stay.index(link.b))
@@ -196,7 +196,7 @@ class Scene:
         return next(_mig_uuid(gpu, mig) for mig in self.gpus[gpu].mig if mig.slot == slot)
 
     def text(self) -> str:
-        """Return the state file."""
+        """Return the text of the state file."""
         return "\n".join((*_text(self), *self.lines, ""))
 
 
@@ -263,9 +263,9 @@ def _compute_values(profile: Profile, slices: int) -> dict[str, Value]:
 
 
 def h100x8() -> Scene:
-    """An HGX H100: eight GPUs, all on NVSwitches, in pairs below one PCIe switch.
+    """Return an HGX H100: eight GPUs, all on NVSwitches, each pair joined by PCIe switches.
 
-    Minor numbers are not the indices, as on real machines.
+    As on real machines, minor numbers differ from indices.
     """
     buses = ("1B", "1C", "43", "44", "9D", "9E", "C3", "C4")
     gpus = tuple(
@@ -288,7 +288,7 @@ def h100x8() -> Scene:
 def _pairs(
     count: int, *, pair: int, socket: int, nvlinks: Sequence[str] | None = None
 ) -> tuple[Link, ...]:
-    """Links of GPUs that are two below a PCIe switch and four at a socket."""
+    """Return the links of GPUs in pairs of level `pair` and groups of four of level `socket`."""
 
     def level(a: int, b: int) -> int:
         if a // 2 == b // 2:
@@ -316,7 +316,7 @@ DGX1_NVLINKS: Final = (
 
 
 def dgx1() -> Scene:
-    """A DGX-1: eight V100s, joined directly by NVLinks as a hybrid cube mesh."""
+    """Return a DGX-1: eight V100s, joined directly by NVLinks as a hybrid cube mesh."""
     buses = ("06", "07", "0A", "0B", "85", "86", "89", "8A")
     gpus = tuple(
         Gpu(
@@ -342,9 +342,10 @@ def dgx1() -> Scene:
 
 
 def a100_mig() -> Scene:
-    """Three A100s: one cut into mixed profiles with a hole, one into seven, one not in MIG mode.
+    """Return three A100s, of which the first two are in MIG mode.
 
-    The first has a 3g instance that is shared by a `1c.3g` and a `2c.3g`.
+    The first has mixed profiles and an empty slot; its 3g instance is shared by a `1c.3g` and a
+    `2c.3g`. The second has seven 1g devices.
     """
     device, two, three = A100_40GB[:3]
     gpus = tuple(
@@ -376,7 +377,7 @@ def a100_mig() -> Scene:
 
 
 def t4() -> Scene:
-    """One T4: before MIG, row remapping, fabric and the recovery action."""
+    """Return one T4, which lacks MIG, row remapping, fabric and the recovery action."""
     return Scene(
         gpus=(
             Gpu(
