@@ -120,7 +120,7 @@ MAY_NOT: Final = tuple(_may_not())
 def allows(objects: Iterable[manifests.Object], asked: Question) -> bool:
     """Return whether the roles and bindings among these objects grant a right.
 
-    It follows k8s.io/component-helpers/auth/rbac/validation, but ignores bindings to groups.
+    It follows k8s.io/component-helpers/auth/rbac/validation, but knows no groups of subjects.
     """
     manifests = list(objects)
     subject = {
@@ -133,6 +133,7 @@ def allows(objects: Iterable[manifests.Object], asked: Question) -> bool:
         if not is_role and binding["kind"] != "ClusterRoleBinding":
             continue
         place = binding["metadata"].get("namespace", "")
+        assert {each["kind"] for each in binding["subjects"]} == {"ServiceAccount"}
         if subject in binding["subjects"] and (not is_role or place == asked.namespace):
             reference = binding["roleRef"]
             rules = [
