@@ -123,9 +123,9 @@ def test_a_replica_that_may_not_write_any_more_when_its_turn_comes_does_not(
         await cluster.make("a")
         turns = cluster_api.WritePace(1000)
         turns.may_write = lambda: False
-        door = cluster_api.NodeApi(cluster.api, turns, timeout_s=5)
+        labels = cluster_api.NodeApi(cluster.api, turns, timeout_s=5)
         node_ = await cluster.node("a")
-        done = await door.label(node_, {decisions.KEY: "l4"}, provenance="{}")
+        done = await labels.label(node_, {decisions.KEY: "l4"}, provenance="{}")
         assert done == cluster_api.Failure(
             "label node a: another replica leads by now", is_passing=True
         )
