@@ -8,6 +8,7 @@ import asyncio
 import io
 import os
 import platform
+import stat
 import tarfile
 import time
 from collections.abc import Sequence
@@ -175,16 +176,13 @@ class Refused(Exception):
 def check(file: Path, *, force: bool) -> None:
     """Raise Refused if the archive cannot be written to this file."""
     try:
-        if not file.parent.is_dir():
+        if not _is_directory(file.parent):
             raise Refused(f"the directory {file.parent} does not exist")
-        file.lstat()
-    except FileNotFoundError:
-        return
+        if _is_directory(file):
+            raise Refused(f"{file} is a directory")
     except OSError as error:
         raise Refused(f"{file}: {error.strerror}") from None
-    if file.is_dir():
-        raise Refused(f"{file} is a directory")
-    if not force:
+    if not force and os.path.lexists(file):
         raise Refused(f"{file} exists; --force overwrites it")
 
 
@@ -203,6 +201,17 @@ def write(file: Path, content: bytes, *, force: bool) -> None:
             raise
     except OSError as error:
         raise Refused(f"{file}: {error.strerror or error}") from None
+
+
+def _is_directory(path: Path) -> bool:
+    """Return whether a path is a directory. Raises OSError if that cannot be determined.
+
+    `Path.is_dir` does so only before Python 3.14.
+    """
+    try:
+        return stat.S_ISDIR(path.stat().st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
 
 
 def _or_reason(observed: object) -> object:

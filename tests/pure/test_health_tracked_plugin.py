@@ -12,7 +12,7 @@ from muster_health.model import config, signals, snapshot, steps
 from muster_health.model.signals import Note
 from muster_health.model.snapshot import State
 from muster_health.model.steps import Rule
-from muster_health.plugin import tracked_plugin
+from muster_health.plugin import tracked_plugin, watched_plugin
 
 AT = datetime(2026, 11, 21, tzinfo=UTC)
 GPU = "nvidia.com/gpu"
@@ -22,15 +22,19 @@ APART = vocabulary.ResourceBeat(name=GPU, problem="kubelet refuses registration:
 DEAF = vocabulary.ResourceBeat(name=GPU, streams=1, probe_ok=False, probe_age_s=1.0)
 
 
-def tracked(now: float, *, has_cluster: bool = False) -> tracked_plugin.TrackedPlugin:
-    context = config.Context(
+def context(*, has_cluster: bool = False, leader: int | None = None) -> config.Context:
+    return config.Context(
         settings=SETTINGS,
         bounds=config.Bounds(),
         runbook_url="",
         has_cluster=has_cluster,
-        leader=None,
+        leader=leader,
     )
-    return tracked_plugin.TrackedPlugin("node-a", "device-plugin", context, now=now)
+
+
+def tracked(now: float, *, has_cluster: bool = False) -> tracked_plugin.TrackedPlugin:
+    about = context(has_cluster=has_cluster)
+    return tracked_plugin.TrackedPlugin("node-a", "device-plugin", about, now=now)
 
 
 class Plugin:
@@ -823,13 +827,38 @@ def test_a_healthy_plugin_takes_2_kib() -> None:
         tracemalloc.stop()
 
 
+def with_an_alert() -> Plugin:
+    plugin = Plugin()
+    about = context(leader=1)
+    plugin.machine = tracked_plugin.TrackedPlugin("node-a", "device-plugin", about, now=0.0)
+    plugin.beat(1.0)
+    failed = vocabulary.DeviceHealthChanged(
+        node="node-a",
+        at=AT,
+        plugin="device-plugin",
+        resource="example.com/fuse",
+        device_id="0",
+        health=vocabulary.Health.UNHEALTHY,
+        reason="gone",
+    )
+    plugin.reports(failed, 1.5)
+    plugin.machine.publish(1.5, AT, lambda _: True)
+    assert plugin.machine.open_kinds() == [vocabulary.AlertKind.DEVICE_UNHEALTHY]
+    return plugin
+
+
+def watched() -> watched_plugin.WatchedPlugin:
+    return watched_plugin.WatchedPlugin("node-a", "amd.com/gpu", context(), now=0.0)
+
+
 def test_plugins_are_freed_without_the_garbage_collector() -> None:
     # the collector does not track their parts, so a cycle of references would never be freed
-    plugins = [healthy(), down()]
+    kinds = (healthy, down, undecided_by_its_pod, with_an_alert, watched)
+    plugins: list[object] = [begin() for begin in kinds]
     gc.disable()
     tracemalloc.start()
     try:
-        plugins += [begin() for _ in range(50) for begin in (healthy, down)]
+        plugins += [begin() for _ in range(50) for begin in kinds]
         held, _ = tracemalloc.get_traced_memory()
         plugins.clear()
         assert tracemalloc.get_traced_memory()[0] < held / 10

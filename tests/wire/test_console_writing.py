@@ -4,7 +4,8 @@ import asyncio
 import contextlib
 import re
 import socket
-from collections.abc import AsyncIterator, Mapping
+import urllib.parse
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -73,6 +74,21 @@ class World:
             path, data=fields, headers=given, allow_redirects=False
         ) as answer:
             return answer.status, answer.headers.get("location", ""), await answer.text()
+
+    async def send_after(
+        self, path: str, fields: Mapping[str, str], meanwhile: Callable[[], Awaitable[object]]
+    ) -> int:
+        """Send a form, but do something while the console waits for it; return the status."""
+
+        async def body() -> AsyncIterator[bytes]:
+            await meanwhile()
+            yield urllib.parse.urlencode(fields).encode()
+
+        given = {"origin": self.address, "content-type": "application/x-www-form-urlencoded"}
+        async with self.browser.post(
+            path, data=body(), headers=given, allow_redirects=False, expect100=True
+        ) as answer:
+            return answer.status
 
     async def token(self) -> str:
         """Return the token of the forms on the page of a new silence."""
@@ -574,7 +590,11 @@ def test_who_signs_in_acts_under_that_name_and_nobody_else_does(tmp_path: Path) 
                 assert await shown.silences() == [("ann@example.com", FORM["comment"])]
                 assert (await shown.acted()).identity == "oidc"
                 kept = {each.key: each.value for each in shown.browser.cookie_jar}
-                assert (await shown.send("/sign-out", {"token": fields["token"]}))[0] == 303
+
+                async def sign_out() -> None:
+                    assert (await shown.send("/sign-out", {"token": fields["token"]}))[0] == 303
+
+                assert await shown.send_after("/silence", fields, sign_out) == 403
                 assert (await shown.send("/silence", fields))[0] == 403
                 # a copy of the cookie is not valid either
                 shown.browser.cookie_jar.clear()

@@ -369,6 +369,8 @@ def test_a_bundle_overwrites_a_file_only_when_forced(
     file.write_bytes(b"mine")
     link = tmp_path / "link"
     link.symlink_to(file)
+    long_link = tmp_path / "long"
+    long_link.symlink_to("a" * 256)
     options = ("--url", "nats://127.0.0.1:1", "--within", "1s", "--bundle")
     for named, problem in (
         (file, f"{file} exists; --force overwrites it"),
@@ -376,6 +378,7 @@ def test_a_bundle_overwrites_a_file_only_when_forced(
         (tmp_path, f"{tmp_path} is a directory"),
         (tmp_path / "a" / "b", f"the directory {tmp_path}/a does not exist"),
         (tmp_path / ("a" * 256), f"{tmp_path}/{'a' * 256}: File name too long"),
+        (long_link, f"{long_link}: File name too long"),
     ):
         assert registry.call("doctor", *options, str(named)) == 2
         assert capsys.readouterr() == ("", f"muster doctor: --bundle: {problem}\n")
@@ -385,7 +388,7 @@ def test_a_bundle_overwrites_a_file_only_when_forced(
     assert not link.is_symlink()
     assert "muster-doctor/report.txt" in muster_in_cluster.unpacked(link)
     assert stat.S_IMODE(link.stat().st_mode) == 0o600
-    assert sorted(tmp_path.iterdir()) == [file, link]
+    assert sorted(tmp_path.iterdir()) == [file, link, long_link]
 
 
 def test_a_reader_hears_that_only_an_administrator_is_told_about_streams(tmp_path: Path) -> None:

@@ -16,10 +16,11 @@ def test_a_script_that_cannot_be_read_was_not_read_and_changes_no_fault(tmp_path
         script.write_text('{"device": 0, "xid": 79}')
         simulated_gpus = settings.SimulatedGpus(count=1, faults=str(script))
         source = simulated.SimulatedSource(simulated_gpus, "n1", poll_s=1000)
-        assert source.checked_at == {}
+        created_at = source.checked_at[simulated.KIND]
         (poll,) = (await source.first_scan(1)).polls
         read_at = source.checked_at
         assert (poll.error, list(read_at)) == ("GPU_IS_LOST", [simulated.KIND])
+        assert read_at[simulated.KIND] > created_at
         script.unlink()
         script.mkdir()
         (poll,) = (await source.first_scan(1)).polls

@@ -149,6 +149,9 @@ class Visitors:
         if request.headers.get("content-type", "") != "application/x-www-form-urlencoded":
             raise _refused(request, 415, "the content of the request is not a form")
         fields = await _fields(request)
+        if visitor.session in self._signed_out:
+            # somewhere else, while the fields were read
+            raise Lapsed(_refused(request, 403, "the session was signed out").detail, fields)
         if visitor.identity is None:
             refused = _refused(request, 403, visitor.why)
             raise Lapsed(refused.detail, fields) if visitor.can_sign_in else refused

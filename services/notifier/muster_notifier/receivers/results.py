@@ -117,13 +117,13 @@ def of_status(status: int, headers: Mapping[str, str]) -> Result:
     return dataclasses.replace(result, retry_after_s=_retry_after_s(headers))
 
 
-def delay_s(attempts: int, result: Result, *, chance: float) -> float:
-    """Return the delay after this many attempts; `chance` is random, from 0 to 1.
+def delay_s(failures: int, result: Result, *, chance: float) -> float:
+    """Return the delay after this many failures; `chance` is random, from 0 to 1.
 
     The delay is random below a limit that doubles (full jitter), but at least the delay that the
     receiver requested.
     """
-    return max(result.retry_after_s or 0.0, _BACKOFF.delay_s(attempts, chance=chance))
+    return max(result.retry_after_s or 0.0, _BACKOFF.delay_s(failures, chance=chance))
 
 
 def _retry_after_s(headers: Mapping[str, str]) -> float | None:

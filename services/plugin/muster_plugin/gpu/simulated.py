@@ -53,13 +53,16 @@ class SimulatedSource:
             for index in range(simulated.count)
         )
         self._script = Script()
-        self._read_at: float | None = None
+        self._read_at = time.monotonic()
         self._log = logs.logger().bind(file=simulated.faults)
 
     @property
     def checked_at(self) -> Mapping[str, float]:
-        """When the script was last read, in monotonic seconds; empty if it has not been read."""
-        return {} if self._read_at is None else {KIND: self._read_at}
+        """When the script was last read, in monotonic seconds; empty without a script.
+
+        If it has never been read, it is the time when this object was created.
+        """
+        return {} if self._file is None else {KIND: self._read_at}
 
     async def first_scan(self, timeout_s: float) -> gpu.Scan:
         """Read the script; return all GPUs, with polls that show the faults in the script."""
