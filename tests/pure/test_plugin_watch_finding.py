@@ -168,7 +168,7 @@ def test_a_finding_begins_only_when_its_condition_has_held_for_its_time(
 
 
 def _held_since(history: list[tuple[float, finding.Suspicion | None]], begun: Finding) -> float:
-    """Return since when the condition has held; uncertain facts do not interrupt it."""
+    """Return when the condition began to hold; uncertain facts do not interrupt it."""
     held = itertools.takewhile(
         lambda each: each[1] is None or each[1].finding is begun, reversed(history)
     )
