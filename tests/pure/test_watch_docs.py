@@ -32,7 +32,8 @@ STORIES: Final = {
     "i": "pure/test_health_watched.py::"
     "test_while_the_agent_is_silent_the_verdict_stays_and_is_shown_as_not_observed",
     "j": "pure/test_health_watched.py::test_a_node_that_is_down_has_one_alert",
-    "k": "pure/test_health_watched_stops.py::test_a_planned_stop_is_maintenance_and_raises_no_alert",
+    "k": "pure/test_health_watched_stops.py::"
+    "test_a_planned_stop_is_maintenance_and_raises_no_alert",
     "l": "flow/test_health_classes.py::"
     "test_when_health_itself_dies_the_notifier_reports_it_and_its_return",
     "m": "pure/test_health_fleet.py::test_a_skewed_clock_is_an_alert_and_no_verdict",
