@@ -56,8 +56,8 @@ async def follow(
 ) -> AsyncIterator[tuple[str, bytes] | None]:
     """Yield every key and value of a bucket, then each change; the value of a deleted key is empty.
 
-    None follows the values that are stored when reading begins. After an outage, all values and
-    None are yielded again.
+    After the values that are stored when reading begins, it yields None. After an outage, all
+    values and None are yielded again.
     """
     stream, every = _stream(bucket), _subject(bucket, ">")
     config = jetstream.newest_of_each(every)

@@ -2,7 +2,7 @@
 
 A process that is suspended, or briefly cut off, looks like one that has failed, and returns by
 itself. Therefore an alert waits for `patience_s` after the latest failure if a pause could also
-have led to its rule:
+have caused what its rule describes:
 
     rule             | what a pause looks like
     -----------------|------------------------------------------------------------------

@@ -26,7 +26,7 @@ _NO_OWNERS: Final[Owners] = {}
 
 @dataclass(frozen=True, slots=True)
 class OwnedAlert:
-    """An alert's event; `owners` maps each receiver that owners named to these owners' pods."""
+    """An alert's event; `owners` are the pods whose owners named a receiver, by that receiver."""
 
     event: codec.CloudEvent
     owners: Mapping[str, tuple[str, ...]]

@@ -85,8 +85,8 @@ class Driver(msgspec.Struct, frozen=True, kw_only=True):
 class Probed(msgspec.Struct, frozen=True, kw_only=True):
     """The result of one probe of the socket at `path`; `detail` describes the problem.
 
-    `driver` is a registration socket's own description; `answer` is then REFUSED or MISSING if
-    nothing serves the driver's endpoint.
+    `driver` is how a registration socket describes its driver. If there is one, and nothing serves
+    its endpoint, `answer` is REFUSED or MISSING.
     """
 
     path: str

@@ -102,7 +102,7 @@ def library_paths(library: str, driver_root: str) -> tuple[str, ...]:
 
 
 def _roots(driver_root: str) -> tuple[str, ...]:
-    """Return the driver's possible roots, except `/`, which the dynamic loader searches better."""
+    """Return the driver's possible roots without `/`, which only the dynamic loader searches."""
     configured = driver_root.rstrip("/")
     return tuple(dict.fromkeys(filter(None, (configured, MOUNTED_DRIVER_ROOT))))
 

@@ -30,7 +30,7 @@ _DRAIN_MAX: Final = 256
 
 
 class MonitoringProblems(msgspec.Struct, frozen=True):
-    """Why events cannot be received, by the GPU's uuid; empty for a GPU without a problem."""
+    """For each GPU, by its uuid, why its events cannot be received; empty without a problem."""
 
     problems: Mapping[str, str]
 
@@ -107,7 +107,7 @@ class EventListener:
 
     @property
     def problems(self) -> Mapping[str, str]:
-        """Why events cannot be received, by the GPU's uuid; empty for a GPU without a problem."""
+        """For each GPU, by its uuid, why its events cannot be received; empty without a problem."""
         return {uuid: self._problems.get(uuid, "") for uuid in self._handles}
 
     def needs_rearm(self, uuid: str) -> bool:
