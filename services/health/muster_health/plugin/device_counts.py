@@ -1,4 +1,4 @@
-"""Pure: counts the devices of one plugin, and detects devices that are missing without a known reason.
+"""Pure: counts a plugin's devices, and detects devices that are missing for no known reason.
 
 This detects a failure that nothing else reports: the pod runs, its log is clean, and the node
 offers 0 devices. A restarted plugin has no record of how many devices there were before.
