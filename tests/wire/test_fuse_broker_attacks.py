@@ -192,7 +192,7 @@ print(asked(_packet(1), point("/mnt/home"), over=over))
 
 @contextlib.contextmanager
 def orphan(pod: fuse_pods.Container) -> Iterator[tuple[int, subprocess.Popen[str]]]:
-    """Run a process that, when told, sends a request over a connection of its ended parent."""
+    """Run a process that, on request, sends over a connection of its parent, which has ended."""
     process = fuse_broker.program(pod, ORPHAN)
     process.wait(fuse_broker.WAIT_S)
     yield process.pid, process

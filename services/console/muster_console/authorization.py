@@ -78,9 +78,8 @@ class Visitors:
         headers = datastructures.Headers(scope=scope)
         given = _cookies(headers).get(self._cookie_name(headers), "")
         at = time.time()
-        known = sessions.unseal(given, sessions.Session, self._key, at=at)
-        if known is not None and known in self._signed_out:
-            known = None
+        sent = sessions.unseal(given, sessions.Session, self._key, at=at)
+        known = None if sent is None or sent in self._signed_out else sent
         session = known or self.session()
         scope[_SCOPE] = await self._visitor(scope, headers, session)
 

@@ -8,7 +8,7 @@ offers 0 devices. A restarted plugin has no record of how many devices there wer
 | more are Healthy than ever before                  | the new number                      |
 | fewer; `device.removed` was published for each     | the new number: they were unplugged |
 | fewer, with a new configuration                    | the new number after 60 s: intended |
-| no device of any resource, with a new configuration| as before: devices are missing      |
+| no device at all, with a new configuration         | as before: devices are missing      |
 | fewer; MIG devices replace GPUs, or vice versa     | the new number: repartitioned       |
 | fewer                                              | as before: devices are missing      |
 
