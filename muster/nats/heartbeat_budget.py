@@ -12,6 +12,9 @@ new nodes appear, and no single node uses most of that budget, this subscription
 immediately; otherwise the intervals between renewals grow. A node that is not found in this way
 becomes known through its events or the Kubernetes API.
 
+Until a node's first subscription has delivered a heartbeat, those that the subscription to all
+nodes delivers are read.
+
 nats-server may lose a message that it delivers to a subscription that is just ending. So a node's
 previous subscription ends some time after the new one has begun. Meanwhile a heartbeat may be
 received twice; receivers recognise the duplicate by its number and ignore it.
@@ -94,6 +97,11 @@ class _Subscription:
     senders: dict[str, int] = field(default_factory=dict)
     """The messages after the first half of the budget, by plugin or, for unknown nodes, by node."""
 
+    @property
+    def is_new(self) -> bool:
+        """Whether it has delivered nothing yet; nats-server may not even have received it."""
+        return not self.former and self.left == self.messages_max
+
 
 class HeartbeatBudget:
     """The subscriptions of one connection; bytes that its methods return must be sent."""
@@ -175,8 +183,10 @@ class HeartbeatBudget:
                     lines.append(b"UNSUB %b\r\n" % subscription.sid)
             elif subscription is self._all:
                 node = _node_of(subject)
-                if node not in self._nodes:
+                own = self._nodes.get(node)
+                if own is None:
                     self._unknown.add(node)
+                if own is None or own.is_new:
                     kept.append((subject, payload))
             elif subscription.periods_over >= _NOISY_PERIODS:
                 newest[subject] = payload

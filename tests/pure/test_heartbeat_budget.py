@@ -105,6 +105,16 @@ def test_the_former_subscription_of_a_node_ends_after_the_new_one_has_begun() ->
     assert reader.read() == [(subject("a"), b"new")]
 
 
+def test_what_a_node_sends_before_its_subscription_begins_is_read() -> None:
+    reader = Reader()
+    reader.nodes.add("a")
+    subscribing = reader.budget.follow(reader.nodes, reader.now)
+    reader.server.publish(subject("a"), b"before")
+    reader.server.receive(subscribing)
+    reader.server.publish(subject("a"), b"after")
+    assert reader.read() == [(subject("a"), b"before"), (subject("a"), b"after")]
+
+
 def test_of_a_flood_only_the_budget_is_delivered_and_of_the_others_everything() -> None:
     reader = Reader("noisy", "calm")
     most, calm = [], []

@@ -458,9 +458,11 @@ def test_large_pods_at_once_take_no_more_memory_than_the_container_has(
         # others are decoded
         bodies = [review_of(orjson.Fragment(large), namespace=f"n{number}") for number in range(32)]
         assert (await made.post(replica, bodies[0]))[0] == 200
-        answers = await asyncio.gather(*(made.post(replica, body) for body in bodies))
-        # a slow machine answers only some of them in time
-        assert {200} <= {status for status, _ in answers} <= {200, 503}
+        statuses: set[int] = set()
+        while 200 not in statuses:  # a busy machine answers some of them, or none, in time
+            answers = await asyncio.gather(*(made.post(replica, body) for body in bodies))
+            statuses = {status for status, _ in answers}
+            assert statuses <= {200, 503}
         status = pathlib.Path(f"/proc/{replica.pid}/status").read_text()
         (peak_kib,) = re.findall(r"VmHWM:\s*(\d+) kB", status)
         assert int(peak_kib) * 1024 < memory_limit()

@@ -224,11 +224,9 @@ def test_each_heartbeat_counts_as_accepted_or_as_stale(tmp_path: Path) -> None:
             await published.until_verdict("a", Verdict.HEALTHY)
             a.is_frozen = True
             again = a.heartbeat()
-            for _ in range(10):
-                await a.bus.send_heartbeat(again)
-            # a heartbeat may arrive twice while its node's subscription is renewed
+            # a heartbeat may arrive twice, or not at all, while subscriptions are renewed
             while (counts := await heartbeats(service))["stale"] < 9:
-                await asyncio.sleep(0.05)
+                await a.bus.send_heartbeat(again)
             # the first ones may have been sent before health subscribed
             assert 1 <= counts["accepted"] <= again.seq
 
