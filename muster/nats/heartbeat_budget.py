@@ -38,6 +38,10 @@ _DISCOVER_LONG_S: Final = 10.0
 """How long renewals may be immediate after a new node has appeared: twice the usual heartbeat
 interval, so that every node has sent a heartbeat.
 """
+_NODES_A_MESSAGE: Final = 250
+"""The number of known nodes for which one message more to all nodes is read: with 50 renewals a
+second, the messages that are read for discovery are no more than all nodes send every 5 s.
+"""
 _SENDERS_MAX: Final = 8
 _OVERLAP_S: Final = 0.2
 """How long a node's previous subscription continues after the new one has begun: far longer than a
@@ -250,13 +254,23 @@ class HeartbeatBudget:
         node = _main_sender(subscription)
         return [] if node is None or node in self._nodes else [_excess(subscription, node, ())]
 
+    def _unknown_messages(self) -> int:
+        """Return the budget for all nodes: more in a large fleet, whose known nodes share it.
+
+        In bytes, it is never more than `unknown_messages` of the largest messages.
+        """
+        limits = self._limits
+        bytes_max = limits.unknown_messages * limits.message_bytes
+        more = min(len(self._nodes) // _NODES_A_MESSAGE, bytes_max // max(1, self._all.largest))
+        return max(limits.unknown_messages, more)
+
     def _renewed(self, subscription: _Subscription, now: float) -> bytes:
         limits = self._limits
         is_all = subscription is self._all
         is_noisy = subscription.largest > limits.message_bytes or (
             subscription.periods_over >= _NOISY_PERIODS and not is_all
         )
-        count = limits.unknown_messages if is_all else limits.messages
+        count = self._unknown_messages() if is_all else limits.messages
         count = min(limits.noisy_messages, count) if is_noisy else count
         self._by_sid.pop(subscription.former, None)
         subscription.former, subscription.sid = subscription.sid, b"%d" % next(self._sids)

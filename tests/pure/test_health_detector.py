@@ -401,6 +401,28 @@ def test_our_own_stall_convicts_nobody() -> None:
     assert len(world.published_ids) == published
 
 
+def test_a_leader_publishes_thousands_of_first_verdicts_in_turns() -> None:
+    made = detector.Detector(SETTINGS, runbook_url="", at_zero=ZERO, leader=None)
+    made.receive(signals.BusBack(at=ZERO), 0.0)
+    beats = tuple(Plugin(f"n{number}").beat() for number in range(3_000))
+    made.receive(signals.HeartbeatsArrived(heartbeats=beats), 0.5)
+    now, ticks = 1.0, 0
+    outs = made.receive(signals.Leadership(revision=7), now)
+    while now < 2.0:
+        outs += made.tick(now)
+        ticks += 1
+        due = made.next_deadline()
+        assert due is not None
+        now = max(now, due)
+    verdicts = [
+        out.event.verdict
+        for out in outs
+        if isinstance(out, signals.Publish) and isinstance(out.event, vocabulary.VerdictChanged)
+    ]
+    assert verdicts == [Verdict.HEALTHY] * 500
+    assert ticks < 50
+
+
 def test_a_plugin_killed_while_health_was_down_is_detected() -> None:
     world = running("a", "b")
     world.kill("a")

@@ -1,5 +1,7 @@
 """How many heartbeats of each node nats-server may deliver, with a stand-in for the server."""
 
+import random
+
 import pytest
 
 from muster.nats import heartbeat_budget
@@ -181,6 +183,21 @@ def test_thousands_of_unknown_nodes_are_discovered_within_two_of_their_intervals
                 reader.nodes.add(heard.split(b".")[2].decode())
             reader.now += 0.01
     assert len(reader.nodes) == 5_000
+
+
+def test_a_large_fleet_is_discovered_within_six_of_its_intervals() -> None:
+    reader = Reader()
+    names = [f"n{number}" for number in range(50_000)]
+    order = random.Random(1)
+    for turn in range(6 * 250):
+        # all nodes send a heartbeat within 250 turns, which are 5 s
+        senders = names[turn % 250 :: 250]
+        for name in order.sample(senders, len(senders)):
+            reader.server.publish(subject(name))
+        for heard, _ in reader.read():
+            reader.nodes.add(heard.split(b".")[2].decode())
+        reader.now += 0.02
+    assert len(reader.nodes) == 50_000
 
 
 def test_an_unknown_node_is_discovered_in_a_busy_fleet() -> None:

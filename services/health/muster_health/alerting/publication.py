@@ -128,6 +128,11 @@ class Publication(msgspec.Struct, eq=False, gc=False):
         """Schedule the next evaluation at `now`."""
         self.is_dirty, self.look_due = True, now
 
+    def wait_for_turn(self, now: float) -> None:
+        """Cancel an evaluation that is due, because it takes place later, in the plugin's turn."""
+        if self.look_due is not None and self.look_due <= now:
+            self.is_dirty, self.look_due = True, None
+
     def is_repairable(self, standing: steps.Standing, now: float) -> bool:
         """Return whether an alert about the plugin is open and a restart may repair the plugin."""
         verdict, alert = standing.verdict, self.alert

@@ -177,6 +177,8 @@ class Fleet:
         leads = self._context.leader is not None
         if leads and plugin.may_wait(now) and self._startup.must_wait(plugin.key, now):
             self._timers.set(STARTUP_DUE, self._startup.due)
+            # a plugin that stays due would occupy every tick
+            plugin.publication.wait_for_turn(now)
             return []
         return self._publish_now(plugin, now)
 
