@@ -34,6 +34,9 @@ from tests.worlds import webhook_sink
 _HEARTBEAT_S: Final = 5.0
 _SETTLE_S: Final = 2 * _HEARTBEAT_S
 _PUBLISHED_WITHIN_S: Final = 400.0
+_FIRST_VERDICTS_PER_S: Final = 500
+_DISCOVERED_WITHIN_S: Final = 80.0
+"""The time in which health should discover a fleet of 100,000 nodes that nobody has announced."""
 _NODES_MAX: Final = 100_000
 """The limit `bounds.nodes` of health for the largest fleet here; its default is lower."""
 _ALL: Final = "idle,many,storm"
@@ -210,7 +213,7 @@ async def _load(
     how = f"{load}, {rate:.0f} heartbeats a second for {seconds:g} s; no Kubernetes API"
     of_memory = "VmRSS; floor: python -c 'import asyncio'"
     meanwhile = "meanwhile; all of them were well"
-    published = "until a verdict on each was published; 500 first verdicts a second"
+    published = f"until each verdict was published; {_FIRST_VERDICTS_PER_S} first verdicts a second"
     rows = [
         report.row(f"{nodes}: CPU", percent, "% of a core", target=cpu, how=how),
         report.row(f"{nodes}: memory", memory, "MiB", target=mib, how=of_memory, floor=bare),
@@ -219,6 +222,7 @@ async def _load(
             f"{nodes}: all published",
             published_s,
             "s",
+            target=nodes / _FIRST_VERDICTS_PER_S + _DISCOVERED_WITHIN_S,
             how=f"{published}; {_PUBLISHED_WITHIN_S:g} s: never",
         ),
     ]

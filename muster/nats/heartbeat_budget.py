@@ -39,8 +39,9 @@ _DISCOVER_LONG_S: Final = 10.0
 interval, so that every node has sent a heartbeat.
 """
 _NODES_A_MESSAGE: Final = 250
-"""The number of known nodes for which one message more to all nodes is read: with 50 renewals a
-second, the messages that are read for discovery are no more than all nodes send every 5 s.
+"""The budget for unknown nodes grows by one message for each 250 known nodes. With 50 renewals a
+second, the subscription to all nodes then delivers as many messages as these nodes send, if each
+sends one every 5 s.
 """
 _SENDERS_MAX: Final = 8
 _OVERLAP_S: Final = 0.2
@@ -255,9 +256,10 @@ class HeartbeatBudget:
         return [] if node is None or node in self._nodes else [_excess(subscription, node, ())]
 
     def _unknown_messages(self) -> int:
-        """Return the budget for all nodes: more in a large fleet, whose known nodes share it.
+        """Return the budget for unknown nodes, which messages of known nodes use up, too.
 
-        In bytes, it is never more than `unknown_messages` of the largest messages.
+        In a large fleet it is larger, but it never allows more bytes than `unknown_messages` of the
+        largest messages.
         """
         limits = self._limits
         bytes_max = limits.unknown_messages * limits.message_bytes
