@@ -9,8 +9,9 @@ server delivers more nevertheless, the reader ends the subscription itself.
 
 Unknown nodes are discovered by a subscription to all nodes, which has its own small budget. While
 new nodes appear, and no single node uses most of that budget, this subscription is renewed
-immediately; otherwise the intervals between renewals grow. A node that is not found in this way
-becomes known through its events or the Kubernetes API.
+immediately; otherwise the intervals between renewals grow to about a second, and differ, so that no
+node always sends its heartbeats when the budget is used up. A node can also become known through
+its events or the Kubernetes API.
 
 Until a node's first subscription has delivered a heartbeat, those that the subscription to all
 nodes delivers are read.
@@ -39,10 +40,15 @@ _DISCOVER_LONG_S: Final = 10.0
 interval, so that every node has sent a heartbeat.
 """
 _NODES_A_MESSAGE: Final = 250
-"""The budget for unknown nodes grows by one message for each 250 known nodes. With 50 renewals a
-second, the subscription to all nodes then delivers as many messages as these nodes send, if each
-sends one every 5 s.
+_NODES_A_MESSAGE_LATER: Final = 25
+"""The budget for unknown nodes grows by one message for this many known nodes: if each of these
+sends a heartbeat every 5 s, 50 renewals a second deliver all heartbeats, and one renewal a second
+delivers a fifth of them.
 """
+_LATER: Final = 4
+"""The factor by which this budget is larger while renewals are not immediate."""
+_PHASE: Final = (5**0.5 - 1) / 2
+"""The multiples of this number, modulo 1, are evenly spread."""
 _SENDERS_MAX: Final = 8
 _OVERLAP_S: Final = 0.2
 """How long a node's previous subscription continues after the new one has begun: far longer than a
@@ -126,6 +132,7 @@ class HeartbeatBudget:
         self._has_news = False
         self._discover_s = 0.0
         self._discover_until = 0.0
+        self._phase = 0.0
 
     @property
     def is_discovering(self) -> bool:
@@ -210,7 +217,8 @@ class HeartbeatBudget:
             is_all = subscription is self._all
             wait_s = period_s
             if is_all:
-                wait_s = 0.0 if self._has_news else self._discover_s
+                # not always at the same time between two heartbeats of a node
+                wait_s = 0.0 if self._has_news else self._discover_s * (0.5 + self._phase)
             if now - subscription.at < wait_s:
                 continue
             if is_all:
@@ -225,6 +233,7 @@ class HeartbeatBudget:
             self._discover_until = now + _DISCOVER_LONG_S
         self._has_news = False
         self._unknown.clear()
+        self._phase = (self._phase + _PHASE) % 1.0
         slower_s = min(self._limits.period_s, max(_DISCOVER_S, 2 * self._discover_s))
         is_open = now < self._discover_until and _main_sender(self._all) is None
         self._discover_s = 0.0 if is_open else slower_s
@@ -258,13 +267,18 @@ class HeartbeatBudget:
     def _unknown_messages(self) -> int:
         """Return the budget for unknown nodes, which messages of known nodes use up, too.
 
-        In a large fleet it is larger, but it never allows more bytes than `unknown_messages` of the
-        largest messages.
+        In a large fleet it is larger, but not if one node uses most of it, and it never allows more
+        bytes than `unknown_messages` of the largest messages.
         """
         limits = self._limits
+        if _main_sender(self._all) is not None:
+            return limits.unknown_messages
+        if self.is_discovering:
+            more = len(self._nodes) // _NODES_A_MESSAGE
+        else:
+            more = max(_LATER * limits.unknown_messages, len(self._nodes) // _NODES_A_MESSAGE_LATER)
         bytes_max = limits.unknown_messages * limits.message_bytes
-        more = min(len(self._nodes) // _NODES_A_MESSAGE, bytes_max // max(1, self._all.largest))
-        return max(limits.unknown_messages, more)
+        return max(limits.unknown_messages, min(more, bytes_max // max(1, self._all.largest)))
 
     def _renewed(self, subscription: _Subscription, now: float) -> bytes:
         limits = self._limits
@@ -307,6 +321,8 @@ def _excess(subscription: _Subscription, node: str, senders: tuple[str, ...]) ->
 
 def _main_sender(subscription: _Subscription) -> str | None:
     """Return the node that sent a minimum of messages and more than all other nodes, or None."""
+    if not subscription.senders:
+        return None
     token, count = max(subscription.senders.items(), key=lambda sender: sender[1])
     least = min(_SENDERS_MAX, subscription.messages_max // 2)
     is_main = count >= least and 2 * count > sum(subscription.senders.values())

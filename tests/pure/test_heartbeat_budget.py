@@ -215,6 +215,21 @@ def test_an_unknown_node_is_discovered_in_a_busy_fleet() -> None:
     assert found_after is not None
 
 
+@pytest.mark.parametrize("phase", range(0, 250, 10))
+def test_an_unknown_node_is_discovered_whenever_it_sends_its_heartbeats(phase: int) -> None:
+    reader = Reader(*(f"n{number}" for number in range(1_000)))
+    for turn in range(30 * 250):
+        # each node sends a heartbeat every 250 turns, which are 5 s
+        for number in range(turn % 250, 1_000, 250):
+            reader.server.publish(subject(f"n{number}"))
+        if turn % 250 == phase and turn > 500:
+            reader.server.publish(subject("new"))
+        if any(name == subject("new") for name, _ in reader.read()):
+            return
+        reader.now += 0.02
+    pytest.fail("not discovered")
+
+
 @pytest.mark.parametrize("size", [1, 900_000])
 def test_an_unknown_node_that_floods_is_named_and_known_ones_are_read(size: int) -> None:
     reader = Reader("calm")
