@@ -262,7 +262,9 @@ def statement(story: Statement) -> Any:
     def test(kind: str, request: pytest.FixtureRequest) -> None:
         if kind == "stand-in" and story.__name__ in STAND_IN_CANNOT:
             reason = STAND_IN_CANNOT[story.__name__]
-            request.applymarker(pytest.mark.xfail(strict=True, reason=reason))
+            request.applymarker(
+                pytest.mark.xfail(strict=True, raises=AssertionError, reason=reason)
+            )
         asyncio.run(_play(kind, story, request))
 
     test.__name__ = story.__name__

@@ -351,7 +351,8 @@ def statement(story: Statement, *, since: Version = (0, 0), before: Version = (9
         limit_s = _LIMIT_S
         if node.kind != "real" and story.__name__ in STAND_IN_CANNOT:
             reason = STAND_IN_CANNOT[story.__name__]
-            request.applymarker(pytest.mark.xfail(strict=True, reason=reason))
+            fails = AssertionError, TimeoutError
+            request.applymarker(pytest.mark.xfail(strict=True, raises=fails, reason=reason))
             limit_s = _EXPECTED_FAILURE_S
         asyncio.run(_play(node, story, limit_s))
 
