@@ -35,8 +35,6 @@ _HEARTBEAT_S: Final = 5.0
 _SETTLE_S: Final = 2 * _HEARTBEAT_S
 _PUBLISHED_WITHIN_S: Final = 400.0
 _FIRST_VERDICTS_PER_S: Final = 500
-_DISCOVERED_WITHIN_S: Final = 80.0
-"""The time in which health should discover a fleet of 100,000 nodes that nobody has announced."""
 _NODES_MAX: Final = 100_000
 """The limit `bounds.nodes` of health for the largest fleet here; its default is lower."""
 _ALL: Final = "idle,many,storm"
@@ -222,7 +220,7 @@ async def _load(
             f"{nodes}: all published",
             published_s,
             "s",
-            target=nodes / _FIRST_VERDICTS_PER_S + _DISCOVERED_WITHIN_S,
+            target=1.2 * nodes / _FIRST_VERDICTS_PER_S + _SETTLE_S,
             how=f"{published}; {_PUBLISHED_WITHIN_S:g} s: never",
         ),
     ]

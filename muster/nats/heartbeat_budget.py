@@ -9,9 +9,8 @@ server delivers more nevertheless, the reader ends the subscription itself.
 
 Unknown nodes are discovered by a subscription to all nodes, which has its own small budget. While
 new nodes appear, and no single node uses most of that budget, this subscription is renewed
-immediately; otherwise the intervals between renewals grow to about a second, and differ, so that no
-node always sends its heartbeats when the budget is used up. A node can also become known through
-its events or the Kubernetes API.
+immediately; otherwise the intervals between renewals grow. A node that is not found in this way
+becomes known through its events or the Kubernetes API.
 
 Until a node's first subscription has delivered a heartbeat, those that the subscription to all
 nodes delivers are read.
@@ -39,16 +38,12 @@ _DISCOVER_LONG_S: Final = 10.0
 """How long renewals may be immediate after a new node has appeared: twice the usual heartbeat
 interval, so that every node has sent a heartbeat.
 """
-_NODES_A_MESSAGE: Final = 250
-_NODES_A_MESSAGE_LATER: Final = 25
-"""The budget for unknown nodes grows by one message for this many known nodes: if each of these
-sends a heartbeat every 5 s, 50 renewals a second deliver all heartbeats, and one renewal a second
-delivers a fifth of them.
+_DISCOVER_BYTES_PER_S: Final = 8 * 1024 * 1024
+"""The maximum rate of messages to all nodes: 10,000 heartbeats a second are less, but not a flood
+from several nodes that share the budget.
 """
-_LATER: Final = 4
-"""The factor by which this budget is larger while renewals are not immediate."""
-_PHASE: Final = (5**0.5 - 1) / 2
-"""The multiples of this number, modulo 1, are evenly spread."""
+_RARELY: Final = 4
+"""How many renewals a period has when no new nodes appear, unless one node uses up the budget."""
 _SENDERS_MAX: Final = 8
 _OVERLAP_S: Final = 0.2
 """How long a node's previous subscription continues after the new one has begun: far longer than a
@@ -69,7 +64,7 @@ class Limits:
     """
 
     messages: int = 48
-    unknown_messages: int = 64
+    unknown_messages: int = 96
     noisy_messages: int = 8
     message_bytes: int = 65_536
     period_s: float = 1.0
@@ -132,7 +127,6 @@ class HeartbeatBudget:
         self._has_news = False
         self._discover_s = 0.0
         self._discover_until = 0.0
-        self._phase = 0.0
 
     @property
     def is_discovering(self) -> bool:
@@ -217,8 +211,8 @@ class HeartbeatBudget:
             is_all = subscription is self._all
             wait_s = period_s
             if is_all:
-                # not always at the same time between two heartbeats of a node
-                wait_s = 0.0 if self._has_news else self._discover_s * (0.5 + self._phase)
+                wait_s = 0.0 if self._has_news else self._discover_s
+                wait_s = max(wait_s, subscription.size / _DISCOVER_BYTES_PER_S)
             if now - subscription.at < wait_s:
                 continue
             if is_all:
@@ -233,10 +227,10 @@ class HeartbeatBudget:
             self._discover_until = now + _DISCOVER_LONG_S
         self._has_news = False
         self._unknown.clear()
-        self._phase = (self._phase + _PHASE) % 1.0
-        slower_s = min(self._limits.period_s, max(_DISCOVER_S, 2 * self._discover_s))
-        is_open = now < self._discover_until and _main_sender(self._all) is None
-        self._discover_s = 0.0 if is_open else slower_s
+        is_shared = _main_sender(self._all) is None
+        slowest_s = self._limits.period_s / (_RARELY if is_shared else 1)
+        slower_s = min(slowest_s, max(_DISCOVER_S, 2 * self._discover_s))
+        self._discover_s = 0.0 if is_shared and now < self._discover_until else slower_s
 
     def _used(self, subscription: _Subscription, subject: bytes, now: float) -> bool:
         """Record a message in a budget's second half; return False if the budget is exceeded."""
@@ -264,29 +258,13 @@ class HeartbeatBudget:
         node = _main_sender(subscription)
         return [] if node is None or node in self._nodes else [_excess(subscription, node, ())]
 
-    def _unknown_messages(self) -> int:
-        """Return the budget for unknown nodes, which messages of known nodes use up, too.
-
-        In a large fleet it is larger, but not if one node uses most of it, and it never allows more
-        bytes than `unknown_messages` of the largest messages.
-        """
-        limits = self._limits
-        if _main_sender(self._all) is not None:
-            return limits.unknown_messages
-        if self.is_discovering:
-            more = len(self._nodes) // _NODES_A_MESSAGE
-        else:
-            more = max(_LATER * limits.unknown_messages, len(self._nodes) // _NODES_A_MESSAGE_LATER)
-        bytes_max = limits.unknown_messages * limits.message_bytes
-        return max(limits.unknown_messages, min(more, bytes_max // max(1, self._all.largest)))
-
     def _renewed(self, subscription: _Subscription, now: float) -> bytes:
         limits = self._limits
         is_all = subscription is self._all
         is_noisy = subscription.largest > limits.message_bytes or (
             subscription.periods_over >= _NOISY_PERIODS and not is_all
         )
-        count = self._unknown_messages() if is_all else limits.messages
+        count = limits.unknown_messages if is_all else limits.messages
         count = min(limits.noisy_messages, count) if is_noisy else count
         self._by_sid.pop(subscription.former, None)
         subscription.former, subscription.sid = subscription.sid, b"%d" % next(self._sids)
@@ -321,8 +299,6 @@ def _excess(subscription: _Subscription, node: str, senders: tuple[str, ...]) ->
 
 def _main_sender(subscription: _Subscription) -> str | None:
     """Return the node that sent a minimum of messages and more than all other nodes, or None."""
-    if not subscription.senders:
-        return None
     token, count = max(subscription.senders.items(), key=lambda sender: sender[1])
     least = min(_SENDERS_MAX, subscription.messages_max // 2)
     is_main = count >= least and 2 * count > sum(subscription.senders.values())

@@ -12,6 +12,7 @@ a node than `heartbeat_budget` allows.
 """
 
 import asyncio
+import random
 import re
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Final, Self
@@ -28,7 +29,7 @@ OnExcess = Callable[[Excess], Awaitable[None]]
 Nodes = Callable[[], tuple[int, Collection[str]]]
 """Returns a number that changes whenever the known nodes change, and these nodes."""
 
-_SHORT_BATCH_S: Final = 0.02
+_SHORT_BATCH_S: Final = 0.01
 """The length of a batch while new nodes are being discovered."""
 _BATCH_S: Final = 0.1
 _MANY: Final = 100
@@ -38,6 +39,10 @@ because caches are cold; the delay affects no verdict.
 """
 _BATCH_MAX: Final = 1_000
 """Larger batches would block other tasks of the event loop."""
+_JITTER: Final = 0.1
+"""The share by which batches vary in length, so that no node always sends its heartbeats when the
+budget for unknown nodes is used up.
+"""
 _RENEW_S: Final = 0.25
 _COUNT: Final = re.compile(rb"[0-9]{1,8}")
 """A length in bytes: NATS allows at most 64 MiB a message (max_payload)."""
@@ -199,6 +204,7 @@ class _BatchParser(compat.Parser):
         clock = asyncio.get_running_loop().time
         batch_s = _BATCH_S if self._received < _MANY else _LONG_BATCH_S
         batch_s = _SHORT_BATCH_S if is_urgent else batch_s
+        batch_s *= random.uniform(1.0 - _JITTER, 1.0)  # noqa: S311  # not a secret
         await self.pause_reading(self._read_at + batch_s - clock())
         self._read_at, self._received = clock(), 0
 

@@ -3,6 +3,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
 import hypothesis
+import msgspec
 import pytest
 from hypothesis import strategies as st
 
@@ -406,21 +407,47 @@ def test_a_leader_publishes_thousands_of_first_verdicts_in_turns() -> None:
     made.receive(signals.BusBack(at=ZERO), 0.0)
     beats = tuple(Plugin(f"n{number}").beat() for number in range(3_000))
     made.receive(signals.HeartbeatsArrived(heartbeats=beats), 0.5)
-    now, ticks = 1.0, 0
+    now = 1.0
     outs = made.receive(signals.Leadership(revision=7), now)
-    while now < 2.0:
+    for _ in range(50):
         outs += made.tick(now)
-        ticks += 1
         due = made.next_deadline()
         assert due is not None
         now = max(now, due)
+        if now >= 2.0:
+            break
     verdicts = [
         out.event.verdict
         for out in outs
         if isinstance(out, signals.Publish) and isinstance(out.event, vocabulary.VerdictChanged)
     ]
     assert verdicts == [Verdict.HEALTHY] * 500
-    assert ticks < 50
+
+
+def test_a_new_leader_publishes_alerts_before_the_first_verdicts_of_healthy_plugins() -> None:
+    made = detector.Detector(SETTINGS, runbook_url="", at_zero=ZERO, leader=None)
+    made.receive(signals.BusBack(at=ZERO), 0.0)
+    plugins = [Plugin(f"n{number}") for number in range(1_000)]
+    for second in range(1, 75):
+        beats = [plugin.beat() for plugin in plugins]
+        # one device of the last plugin is gone
+        beats[-1] = with_devices(beats[-1], 2 if second < 3 else 1)
+        made.receive(signals.HeartbeatsArrived(heartbeats=tuple(beats)), float(second))
+        made.tick(float(second))
+    outs = made.receive(signals.Leadership(revision=7), 75.0)
+    alerts = [
+        (out.event.node, out.event.kind)
+        for out in outs
+        if isinstance(out, signals.Publish) and isinstance(out.event, vocabulary.AlertChanged)
+    ]
+    assert alerts == [("n999", AlertKind.DEVICES_SHORT)]
+
+
+def with_devices(heartbeat: vocabulary.Heartbeat, count: int) -> vocabulary.Heartbeat:
+    """Return a heartbeat that reports this many devices, all of them healthy."""
+    (resource,) = heartbeat.resources
+    more = msgspec.structs.replace(resource, devices=count, healthy=count, extended=True)
+    return msgspec.structs.replace(heartbeat, resources=(more,))
 
 
 def test_a_plugin_killed_while_health_was_down_is_detected() -> None:

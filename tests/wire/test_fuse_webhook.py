@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator
 from typing import Final
 
 import orjson
+import pytest
 
 from muster.kubernetes import api as kubernetes_api
 from muster.local import processes
@@ -458,11 +459,14 @@ def test_large_pods_at_once_take_no_more_memory_than_the_container_has(
         # others are decoded
         bodies = [review_of(orjson.Fragment(large), namespace=f"n{number}") for number in range(32)]
         assert (await made.post(replica, bodies[0]))[0] == 200
-        statuses: set[int] = set()
-        while 200 not in statuses:  # a busy machine answers some of them, or none, in time
+        for _ in range(10):  # a busy machine answers some of them, or none, in time
             answers = await asyncio.gather(*(made.post(replica, body) for body in bodies))
             statuses = {status for status, _ in answers}
             assert statuses <= {200, 503}
+            if 200 in statuses:
+                break
+        else:
+            pytest.fail("none was answered")
         status = pathlib.Path(f"/proc/{replica.pid}/status").read_text()
         (peak_kib,) = re.findall(r"VmHWM:\s*(\d+) kB", status)
         assert int(peak_kib) * 1024 < memory_limit()

@@ -214,7 +214,7 @@ async def heartbeats(service: fleet_parts.Service) -> dict[str, int]:
     return {outcome: int(count) for outcome, count in counts}
 
 
-def test_each_heartbeat_counts_as_accepted_or_as_stale(tmp_path: Path) -> None:
+def test_a_heartbeat_that_arrives_again_counts_as_stale(tmp_path: Path) -> None:
     async def story() -> None:
         async with (
             world(tmp_path) as (server, published),

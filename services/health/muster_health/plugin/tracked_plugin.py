@@ -353,6 +353,7 @@ class TrackedPlugin(parts.PluginState):
             self.publication.published_verdict is None
             and self.verdict.standing.verdict is Verdict.HEALTHY
             and not (self.is_unsaved or self.faults.by_group or self.mounts.changes)
+            and not (self.counts.short or self.refused.known)
             and not self.alive.clock.is_skewed
             and not (lifecycle.published or lifecycle.pending)
         )
