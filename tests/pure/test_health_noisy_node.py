@@ -103,3 +103,12 @@ def test_only_so_many_nodes_are_named_at_once() -> None:
     assert len(list(nodes.alerts(ZERO))) == noisy_nodes.NODES_MAX
     assert nodes.report(noisy("later"), 31.0), "the first ones are quiet again"
     assert [a.resource for a in nodes.alerts(ZERO + timedelta(seconds=31))] == ["later"]
+
+
+def test_a_check_at_the_announced_time_forgets_the_node() -> None:
+    nodes = noisy_nodes.NoisyNodes()
+    # 16358.56 + 30.0 - 16358.56 is less than 30.0
+    nodes.report(noisy("a"), 16_358.56)
+    due = nodes.expire(16_358.56)
+    assert due is not None
+    assert nodes.expire(due) is None

@@ -4,7 +4,9 @@ import pytest
 
 from muster import vocabulary
 from muster.vocabulary import AlertKind, Verdict, WatchedFinding
-from muster_health.model import snapshot
+from muster_health.fleet import detector
+from muster_health.model import config, signals, snapshot
+from tests.worlds.detector_fleet import ZERO
 from tests.worlds.watched_fleet import (
     AMD,
     DOWN,
@@ -97,3 +99,27 @@ def test_a_state_of_another_name_is_not_used() -> None:
     )
     with pytest.raises(ValueError, match="is not the plugin of amd"):
         snapshot.decode(snapshot.encode(state))
+
+
+def test_a_node_that_left_while_health_was_away_takes_its_watched_plugins_with_it() -> None:
+    before = detector.Detector(config.Detection(), runbook_url="", at_zero=ZERO)
+    before.receive(signals.BusBack(at=ZERO), 0.0)
+    heartbeat = vocabulary.Heartbeat(node="a", plugin="p", instance="i", seq=1, interval_s=5.0)
+    observed = vocabulary.PluginObserved(node="a", plugin="p", at=ZERO, watched=WELL)
+    reported = signals.FromPlugin(event=observed, instance="i", sequence=1, position=1)
+    outs = before.receive(signals.HeartbeatArrived(heartbeat=heartbeat), 1.0)
+    outs += before.receive(reported, 1.0)
+    outs += before.tick(1.1)
+    stored = {out.key: out.value for out in outs if isinstance(out, signals.Store)}
+    assert len(stored) == 2
+
+    after = detector.Detector(config.Detection(), runbook_url="", at_zero=ZERO, leader=None)
+    after.receive(signals.BusBack(at=ZERO), 0.0)
+    for value in stored.values():
+        after.receive(signals.Restored(state=snapshot.decode(value)), 0.1)
+    after.receive(signals.Leadership(revision=7), 0.2)
+    assert {plugin.key for plugin in after.plugins()} == set(stored)
+    after.receive(signals.NodeOffers(node="b", offers={}), 0.3)
+    outs = after.receive(signals.NodesListed(), 0.3)
+    removed = [out.key for out in outs if isinstance(out, signals.Store) and not out.value]
+    assert (sorted(removed), list(after.plugins())) == (sorted(stored), [])

@@ -369,3 +369,34 @@ def test_whatever_happens_probes_and_events_have_limits(
         assert gone or at - published.get(name, -math.inf) >= 1.0
         published[name] = -math.inf if gone else at
     assert all(naming.RESOURCE.fullmatch(name) or name in NAMES for name in node.findings())
+
+
+def test_probes_without_a_result_do_not_block_the_others() -> None:
+    watched = sockets.Sockets()
+    files = [
+        observation.SocketFile(
+            directory=observation.Directory.PLUGINS,
+            name=f"{number}.sock",
+            identity=str(number),
+            created_at=0,
+        )
+        for number in range(40)
+    ]
+    watched.record_scan(tuple(files), 0.0)
+    first = watched.due(1.0)
+    assert len(first) == sockets.AT_ONCE_MAX
+    assert watched.due(2.0) == []
+    # the process was suspended meanwhile
+    probed = {probe.file.name for now in (40.0, 41.0) for probe in _results(watched, now)}
+    assert probed == {file.name for file in files}
+    due = watched.next_deadline()
+    assert due is not None
+    assert due > 41.0
+
+
+def _results(watched: sockets.Sockets, now: float) -> list[observation.Probe]:
+    """Start the probes that are due, and record that none is answered."""
+    probes = watched.due(now)
+    for probe in probes:
+        watched.record_probe(observation.inconclusive(probe.file), now)
+    return probes

@@ -317,7 +317,6 @@ class Detector(effects.Fleet):
             plugin = self._registry.plugins.get(key)
             if plugin is not None and plugin.has_news(now):
                 outs += self._publish_now(plugin, now)
-                self._reschedule(plugin)
         self._timers.set(effects.STARTUP_DUE, self._startup.due)
         return outs
 

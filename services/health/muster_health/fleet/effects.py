@@ -54,7 +54,11 @@ class Fleet:
         self._timers = timer_queue.TimerQueue()
         self._fleet = fleet_alerts.FleetAlerts(self._context)
         self._suspensions = suspension.Suspensions(
-            settings, self._registry, self._fleet.ended, has_cluster=has_cluster
+            settings,
+            self._registry,
+            self._fleet.ended,
+            self._reschedule,
+            has_cluster=has_cluster,
         )
         self._clocks = self_check.FleetClocks(self._context, self._registry.plugins)
         self._remediator = remediation.Remediator(restarts or config.Remediation())
@@ -192,12 +196,18 @@ class Fleet:
         if (held or plugin.key in self._fleet.held) and self._fleet.hold(plugin.key, held):
             outs += [signals.Noted(note=signals.Note.RATE_LIMITED) for _ in held]
             self._timers.set(FLEET_DUE, now + suspension.SOON_S)
+        self._reschedule(plugin)
         return outs
 
     def _remove(
         self, plugin: tracked_plugin.TrackedPlugin, why: str, now: float
     ) -> list[signals.Output]:
-        """Remove a plugin, and the plugins that only it watches; resolve their open alerts."""
+        """Remove a plugin, and the plugins that only it watches; resolve their open alerts.
+
+        A plugin that was already removed is ignored.
+        """
+        if plugin.key not in self._registry.plugins:
+            return []
         outs: list[signals.Output] = []
         for watched in self._registry.watched_by(plugin):
             outs += self._remove(watched, why, now)

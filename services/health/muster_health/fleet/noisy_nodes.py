@@ -71,7 +71,7 @@ class NoisyNodes:
     def expire(self, now: float) -> float | None:
         """Drop the nodes that are quiet again; return when to check next (None: never)."""
         for node, noise in list(self._nodes.items()):
-            if now - noise.last_at >= _QUIET_S:
+            if now >= noise.last_at + _QUIET_S:
                 del self._nodes[node]
         return min((noise.last_at + _QUIET_S for noise in self._nodes.values()), default=None)
 

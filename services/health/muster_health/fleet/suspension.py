@@ -98,6 +98,7 @@ class Suspensions:
         settings: config.Detection,
         nodes: registry.Registry,
         over: Callable[[mass_failure.Ended, float], None],
+        reschedule: Callable[[tracked_plugin.TrackedPlugin], None],
         *,
         has_cluster: bool,
     ) -> None:
@@ -108,6 +109,7 @@ class Suspensions:
         self._registry = nodes
         self._plugins: Mapping[str, tracked_plugin.TrackedPlugin] = nodes.plugins
         self._over = over
+        self._reschedule = reschedule
         self._has_cluster = has_cluster
         self._asking_s = settings.restart_s
         self._held: set[str] = set()
@@ -218,6 +220,7 @@ class Suspensions:
     def _suspend(self, key: str, now: float) -> None:
         plugin = self._plugins[key]
         plugin.receive(steps.Suspend(), now)
+        self._reschedule(plugin)
         self._held.add(key)
         self._budget.begin(key, now)
         if self._has_cluster and self.suspects[key].manner is steps.Manner.SILENT:

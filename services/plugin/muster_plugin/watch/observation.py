@@ -97,6 +97,11 @@ class Probed(msgspec.Struct, frozen=True, kw_only=True):
     driver: Driver | None = None
 
 
+def inconclusive(file: SocketFile) -> Probed:
+    """Return the result of a probe that was not made."""
+    return Probed(path=file.path, identity=file.identity, answer=Answer.INCONCLUSIVE)
+
+
 class ProcessEnded(msgspec.Struct, frozen=True):
     """A process that served the socket at `path` has ended."""
 

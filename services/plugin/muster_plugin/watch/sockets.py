@@ -188,6 +188,11 @@ class Socket:
         """Return when the next probe is due; None if none is."""
         return None if self.is_removed else self._next_at()
 
+    def drop_lost_probe(self, now: float) -> None:
+        """Plan another probe if the result of the last one is so late that it counts as lost."""
+        if self._asked_at is not None and now >= self._asked_at + _LOST_S:
+            self._asked_at, self._due_at = None, now
+
     def start_probe(self, now: float) -> observation.Probe:
         """Return a probe to make; the next one is due after its result."""
         self._asked_at = now
@@ -360,6 +365,9 @@ class Sockets:
 
     def due(self, now: float) -> list[observation.Probe]:
         """Return the probes to start now; at most AT_ONCE_MAX probes run at the same time."""
+        for socket in self:
+            # a lost probe that counted as running would block all others
+            socket.drop_lost_probe(now)
         free = AT_ONCE_MAX - sum(socket.is_being_probed for socket in self)
         # the most overdue sockets come first, so that those which never answer hardly delay others
         due = sorted(

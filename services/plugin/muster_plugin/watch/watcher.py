@@ -200,10 +200,13 @@ class Watcher:
     async def _act(self, action: observation.Action) -> None:
         match action:
             case observation.Probe(file=file):
-                if len(self._probes) < _PROBES_MAX:
-                    probe = asyncio.create_task(self._prober.probe(file))
-                    self._probes.add(probe)
-                    probe.add_done_callback(self._probes.discard)
+                if len(self._probes) >= _PROBES_MAX:
+                    # the model waits for a result
+                    self._runner.send(observation.inconclusive(file))
+                    return
+                probe = asyncio.create_task(self._prober.probe(file))
+                self._probes.add(probe)
+                probe.add_done_callback(self._probes.discard)
             case observation.Change(watched=watched, gone=gone):
                 self._on_change(
                     vocabulary.PluginObserved(
