@@ -450,6 +450,17 @@ def test_a_file_that_takes_forever_to_close_holds_up_nobody() -> None:
         process.communicate()
 
 
+def send_while_paused(running: fuse_broker.Running, process: subprocess.Popen[str]) -> None:
+    """Let a program send its descriptors, and close its own, before the broker receives them."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    assert process.stdout.readline() == "connected\n"
+    with running.paused():
+        process.stdin.write("\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == "sent\n"
+
+
 UNWRITTEN = """
 sent, written = (os.open("/mnt/home/hello", os.O_RDWR) for _ in range(2))
 into, out = socket.socketpair()
@@ -457,9 +468,13 @@ socket.send_fds(into, [b"x"], [sent])
 os.close(sent)
 os.pwrite(written, b"y", 0)
 over = broker()
+print("connected", flush=True)
+sys.stdin.readline()
 socket.send_fds(over, [_packet(int(sys.argv[1]))], [out.fileno()])
+# then only the broker can close the file
 out.close()
 into.close()
+print("sent", flush=True)
 print(over.recv(4096)[16:].decode(), flush=True)
 os._exit(0)
 """
@@ -473,6 +488,7 @@ def test_a_file_that_must_be_written_before_it_can_be_closed_holds_up_nobody(
     with fuse_broker.running() as running, running.pod() as pod, running.pod() as other:
         process = fuse_broker.program(pod, fuse_broker.UNWRITTEN + UNWRITTEN, operation)
         assert process.stdout is not None
+        send_while_paused(running, process)
         refusal = {
             "1": "the descriptor was not opened with O_PATH",
             "3": "HELLO with 1 descriptors is not allowed",
@@ -532,10 +548,13 @@ root = point("/mnt/tmp/detached")
 detaching = broker()
 socket.send_fds(detaching, [_packet(2, flags=1)], [root])
 detaching.recv(4096)
-# then only the broker has the mount
 asking = broker()
+print("connected", flush=True)
+sys.stdin.readline()
 socket.send_fds(asking, [_packet(1)], [root])
+# then only the broker has the mount
 os.close(root)
+print("sent", flush=True)
 print(asking.recv(4096)[16:].decode(), flush=True)
 sys.stdin.readline()
 """
@@ -545,6 +564,7 @@ def test_a_child_is_the_last_to_close_the_root_of_a_detached_mount() -> None:
     with fuse_broker.running() as running, running.pod() as pod, running.pod() as other:
         process = fuse_broker.program(pod, DETACHED)
         assert process.stdout is not None
+        send_while_paused(running, process)
         text = "the process cannot see the mount that this path is on; was it unmounted?\n"
         assert process.stdout.readline() == text
         fuse_broker.until(lambda: running.mounter.stuck == 1)

@@ -53,6 +53,16 @@ class Running:
         """Run a coroutine in the broker's thread; return its result."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(WAIT_S)
 
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Let the broker receive nothing within the block."""
+        resumed = threading.Event()
+        self._loop.call_soon_threadsafe(resumed.wait)
+        try:
+            yield
+        finally:
+            resumed.set()
+
     def stop(self) -> None:
         self.call(self._stop())
         self._loop.call_soon_threadsafe(self._loop.stop)
