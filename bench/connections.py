@@ -310,7 +310,10 @@ class Fleet:
             due = int((clock() - began_at) / self._interval_s * len(self._nodes))
             for link, pairs in itertools.groupby(itertools.islice(turns, due - done), _link):
                 if link.is_open:
-                    link.send(b"".join(n.heartbeat() for _, n in pairs if not n.is_killed))
+                    nodes = [node for _, node in pairs if not node.is_killed]
+                    # real plugins do not always send in the same order
+                    random.shuffle(nodes)
+                    link.send(b"".join(node.heartbeat() for node in nodes))
             done = due
 
     def _turns(self) -> Iterator[tuple[_Link, _Node]]:

@@ -152,17 +152,25 @@ class HeartbeatBudget:
             self._by_sid.pop(subscription.former, None)
             if self._by_sid.pop(subscription.sid, None) is not None:
                 lines.append(b"UNSUB %b\r\n" % subscription.sid)
-        for node in set(nodes).difference(self._nodes):
-            try:
-                token = vocabulary.node_token(node)
-            except ValueError:
-                continue
-            subscription = self._nodes[node] = _Subscription(
-                b"muster.heartbeat.%b.*" % token.encode(), node
-            )
-            lines.append(self._renewed(subscription, now))
-            self._has_news |= node in self._unknown
+        lines += [self._begun(node, now) for node in set(nodes).difference(self._nodes)]
         return b"".join(lines)
+
+    def follow_discovered(self, nodes: Collection[str], now: float) -> bytes:
+        """Do as `follow`, but only for nodes that have just been discovered: that is faster."""
+        discovered = [node for node in self._unknown if node in nodes and node not in self._nodes]
+        return b"".join(self._begun(node, now) for node in discovered)
+
+    def _begun(self, node: str, now: float) -> bytes:
+        """Return protocol lines that subscribe to another node; none if its name is malformed."""
+        try:
+            token = vocabulary.node_token(node)
+        except ValueError:
+            return b""
+        subscription = self._nodes[node] = _Subscription(
+            b"muster.heartbeat.%b.*" % token.encode(), node
+        )
+        self._has_news |= node in self._unknown
+        return self._renewed(subscription, now)
 
     def admit(
         self, messages: Iterable[Message], now: float

@@ -12,6 +12,7 @@ a node than `heartbeat_budget` allows.
 """
 
 import asyncio
+import math
 import random
 import re
 from collections.abc import Awaitable, Callable, Collection, Sequence
@@ -44,6 +45,8 @@ _JITTER: Final = 0.1
 budget for unknown nodes is used up.
 """
 _RENEW_S: Final = 0.25
+_COMPARED_PER_S: Final = 100_000
+"""How many known nodes are compared with the subscriptions in a second, which takes about 10 ms."""
 _COUNT: Final = re.compile(rb"[0-9]{1,8}")
 """A length in bytes: NATS allows at most 64 MiB a message (max_payload)."""
 _SHOWN_MAX: Final = 200
@@ -68,6 +71,7 @@ class HeartbeatStream:
         self._on_excess: OnExcess | None = None
         self._nodes: Nodes = _nobody
         self._version = -1
+        self._compared_at = -math.inf
 
     async def __aenter__(self) -> Self:
         """Start connecting."""
@@ -115,7 +119,9 @@ class HeartbeatStream:
         version, nodes = self._nodes()
         if version == self._version:
             return b""
-        self._version = version
+        if now < self._compared_at + len(nodes) / _COMPARED_PER_S:
+            return self._budget.follow_discovered(nodes, now)
+        self._version, self._compared_at = version, now
         return self._budget.follow(nodes, now)
 
     async def _renew(self) -> None:

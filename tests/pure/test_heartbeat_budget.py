@@ -1,6 +1,7 @@
 """How many heartbeats of each node nats-server may deliver, with a stand-in for the server."""
 
 import random
+import re
 
 import pytest
 
@@ -170,6 +171,17 @@ def test_a_server_that_does_not_count_is_told_to_end_the_subscription() -> None:
     read = [reader.read() for _ in range(3)]
     assert [len(batch) for batch in read] == [LIMITS.messages, 0, 0]
     assert b"muster.heartbeat.noisy.*" not in reader.server.subjects.values()
+
+
+def test_a_discovered_node_gets_its_subscription_without_a_comparison_of_all() -> None:
+    reader = Reader("a")
+    reader.server.publish(subject("b"))
+    reader.read()
+    lines = reader.budget.follow_discovered({"b", "c"}, reader.now)
+    assert re.findall(rb"SUB (muster\S+)", lines) == [b"muster.heartbeat.b.*"]
+    assert reader.budget.follow_discovered({"b", "c"}, reader.now) == b""
+    lines = reader.budget.follow({"b", "c"}, reader.now)
+    assert re.findall(rb"SUB (muster\S+)", lines) == [b"muster.heartbeat.c.*"]
 
 
 def test_thousands_of_unknown_nodes_are_discovered_within_two_of_their_intervals() -> None:
