@@ -42,8 +42,8 @@ _DISCOVER_BYTES_PER_S: Final = 8 * 1024 * 1024
 """The maximum rate of messages to all nodes: 10,000 heartbeats a second are less, but not a flood
 from several nodes that share the budget.
 """
-_RARELY: Final = 4
-"""How many renewals a period has when no new nodes appear, unless one node uses up the budget."""
+_QUIET_RENEWALS: Final = 4
+"""Renewals per period while no new nodes appear, unless one node uses most of the budget."""
 _SENDERS_MAX: Final = 8
 _OVERLAP_S: Final = 0.2
 """How long a node's previous subscription continues after the new one has begun: far longer than a
@@ -236,7 +236,7 @@ class HeartbeatBudget:
         self._has_news = False
         self._unknown.clear()
         is_shared = _main_sender(self._all) is None
-        slowest_s = self._limits.period_s / (_RARELY if is_shared else 1)
+        slowest_s = self._limits.period_s / (_QUIET_RENEWALS if is_shared else 1)
         slower_s = min(slowest_s, max(_DISCOVER_S, 2 * self._discover_s))
         self._discover_s = 0.0 if is_shared and now < self._discover_until else slower_s
 
