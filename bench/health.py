@@ -199,7 +199,9 @@ async def _load(
         published_s = clock() - began
         await asyncio.sleep(_SETTLE_S)
         assert world.health is not None
-        cpu_s, at, before = programs.cpu_s(world.health.pid), clock(), await world.metrics()
+        scraped_at, before = clock(), await world.metrics()
+        scrape_s = clock() - scraped_at
+        cpu_s, at = programs.cpu_s(world.health.pid), clock()
         await asyncio.sleep(seconds)
         percent = (programs.cpu_s(world.health.pid) - cpu_s) / (clock() - at) * 100
         memory = programs.resident_mib(world.health.pid)
@@ -214,6 +216,7 @@ async def _load(
     published = f"until each verdict was published; {_FIRST_VERDICTS_PER_S} first verdicts a second"
     rows = [
         report.row(f"{nodes}: CPU", percent, "% of a core", target=cpu, how=how),
+        report.row(f"{nodes}: one scrape", scrape_s, "s", how="of /metrics, by another process"),
         report.row(f"{nodes}: memory", memory, "MiB", target=mib, how=of_memory, floor=bare),
         report.row(f"{nodes}: suspected", suspected, "plugins", target=0, how=meanwhile),
         report.row(
