@@ -59,8 +59,9 @@ class Limits:
     """Message limits per subscription: for a node, for all unknown nodes, for a noisy node.
 
     A node's subscription is renewed at most once in `period_s`. A message may have `message_bytes`:
-    even `messages` of this size are far below nats-server's `max_pending`. If a server accepts
-    larger messages, a node that sends them is limited to `noisy_messages`.
+    even `messages` plus `unknown_messages` of this size, which one node may send at once, are far
+    below nats-server's `max_pending` (16 MB). If a server accepts larger messages, a node that
+    sends them is limited to `noisy_messages`.
     """
 
     messages: int = 48
@@ -152,15 +153,15 @@ class HeartbeatBudget:
             self._by_sid.pop(subscription.former, None)
             if self._by_sid.pop(subscription.sid, None) is not None:
                 lines.append(b"UNSUB %b\r\n" % subscription.sid)
-        lines += [self._begun(node, now) for node in set(nodes).difference(self._nodes)]
+        lines += [self._subscribed(node, now) for node in set(nodes).difference(self._nodes)]
         return b"".join(lines)
 
     def follow_discovered(self, nodes: Collection[str], now: float) -> bytes:
-        """Do as `follow`, but only for nodes that have just been discovered: that is faster."""
+        """Subscribe to those of `nodes` that were just discovered; faster than `follow`."""
         discovered = [node for node in self._unknown if node in nodes and node not in self._nodes]
-        return b"".join(self._begun(node, now) for node in discovered)
+        return b"".join(self._subscribed(node, now) for node in discovered)
 
-    def _begun(self, node: str, now: float) -> bytes:
+    def _subscribed(self, node: str, now: float) -> bytes:
         """Return protocol lines that subscribe to another node; none if its name is malformed."""
         try:
             token = vocabulary.node_token(node)

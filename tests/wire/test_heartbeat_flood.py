@@ -3,14 +3,16 @@
 import asyncio
 import contextlib
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from pathlib import Path
+
+import pytest
 
 from muster import codec, vocabulary
 from muster.local import nats as local
 from muster.local import processes
 from muster.nats import heartbeat_budget, heartbeat_reader
-from tests.worlds import nats_links, shipped_nats
+from tests.worlds import bus_subjects, nats_links, shipped_nats
 
 LIMITS = heartbeat_budget.Limits(period_s=0.5)
 NODES = frozenset({"node-a", "node-b"})
@@ -46,7 +48,21 @@ async def flood(server: local.NatsServer, size: int) -> AsyncIterator[None]:
             await sender.wait()
 
 
-def test_a_flood_of_one_node_delays_no_other_and_does_not_cut_the_reader(tmp_path: Path) -> None:
+async def send(honest: bus_subjects.Client, numbers: Iterable[int]) -> None:
+    """Send heartbeats of node-b with these numbers, at the pace of an honest sender."""
+    for seq in numbers:
+        heartbeat = vocabulary.Heartbeat(
+            node="node-b", plugin="device-plugin", instance="i", seq=seq, interval_s=1.0
+        )
+        await honest.raw.publish(heartbeat.subject, codec.encode_heartbeat(heartbeat))
+        await asyncio.sleep(0.02)
+
+
+@pytest.mark.parametrize("before", [0, 60], ids=["at once", "after a quiet time"])
+def test_a_flood_of_one_node_delays_no_other_and_does_not_cut_the_reader(
+    tmp_path: Path, before: int
+) -> None:
+    """The budgets are largest after small heartbeats."""
     received: set[int] = set()  # one may arrive twice while its node is being subscribed to
     noisy: list[heartbeat_budget.Excess] = []
 
@@ -65,17 +81,14 @@ def test_a_flood_of_one_node_delays_no_other_and_does_not_cut_the_reader(tmp_pat
             await stream.follow(handle, nodes=lambda: (1, NODES), on_excess=note)
             renewing = asyncio.create_task(stream.run())
             await nats_links.settled(stream.link)
+            await send(honest, range(before))
+            await nats_links.until(lambda: len(received) >= before)
             async with flood(server, _PAYLOAD_MAX):
-                for seq in range(_SENT):
-                    heartbeat = vocabulary.Heartbeat(
-                        node="node-b", plugin="device-plugin", instance="i", seq=seq, interval_s=1.0
-                    )
-                    await honest.raw.publish(heartbeat.subject, codec.encode_heartbeat(heartbeat))
-                    await asyncio.sleep(0.02)  # the pace of an honest sender
-                await nats_links.until(lambda: len(received) >= _SENT and bool(noisy))
+                await send(honest, range(before, before + _SENT))
+                await nats_links.until(lambda: len(received) >= before + _SENT and bool(noisy))
             assert stream.link.epoch == 1
             renewing.cancel()
-        assert received == set(range(_SENT))
+        assert received == set(range(before + _SENT))
         assert {excess.node for excess in noisy} == {"node-a"}
         assert noisy[0].messages >= LIMITS.messages
 

@@ -78,15 +78,15 @@ class Visitors:
         headers = datastructures.Headers(scope=scope)
         given = _cookies(headers).get(self._cookie_name(headers), "")
         at = time.time()
-        sent = sessions.unseal(given, sessions.Session, self._key, at=at)
-        known = None if sent is None or sent in self._signed_out else sent
-        session = known or self.session()
+        unsealed = sessions.unseal(given, sessions.Session, self._key, at=at)
+        valid_session = None if unsealed is None or unsealed in self._signed_out else unsealed
+        session = valid_session or self.session()
         scope[_SCOPE] = await self._visitor(scope, headers, session)
 
         async def send_with_cookie(message: types.Message) -> None:
             if message["type"] == "http.response.start":
                 names = {name.lower() for name, _ in message["headers"]}
-                if known is None and b"set-cookie" not in names:
+                if valid_session is None and b"set-cookie" not in names:
                     message["headers"] = [*message["headers"], self.cookie(session, headers)]
             await send(message)
 
